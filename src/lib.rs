@@ -1,0 +1,4 @@
+//! softroce
+pub mod net;
+pub mod time;
+pub mod wire;
