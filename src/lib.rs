@@ -1,4 +1,5 @@
 //! softroce
+pub mod engine;
 pub mod net;
 pub mod time;
 pub mod wire;
