@@ -17,7 +17,7 @@ use super::bth::Bth;
 pub const LEN: usize = 4;
 
 /// Destination port of RoCEv2, which the ICRC covers.
-const DST_PORT: u16 = 4791;
+pub(super) const DST_PORT: u16 = 4791;
 
 /// IP protocol number of UDP.
 const UDP: u8 = 17;

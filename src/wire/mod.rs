@@ -11,6 +11,7 @@
 pub mod aeth;
 pub mod bth;
 pub mod error;
+pub mod frame;
 pub mod headers;
 pub mod icrc;
 pub mod num;
