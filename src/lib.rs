@@ -1,4 +1,5 @@
 //! softroce
+pub mod mem;
 pub mod net;
 pub mod time;
 pub mod wire;
