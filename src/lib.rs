@@ -1,5 +1,7 @@
 //! softroce
 pub mod mem;
 pub mod net;
+pub mod queue;
+mod sync;
 pub mod time;
 pub mod wire;
