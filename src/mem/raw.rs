@@ -192,18 +192,9 @@ impl<'a> Bytes<'a> {
             at = unsafe { at.add(WORD) };
         }
         let (body, tail) = rest.split_at(rest.len() & !(WORD - 1));
-        if tail.is_empty() {
-            let Some((body, last)) = body.split_last_chunk::<WORD>() else { return };
-            // SAFETY: a whole number of words, all inside the view, beginning at an aligned one.
-            unsafe { copy(at, body) };
-            fence(Ordering::Release);
-            // SAFETY: one more word of the view follows.
-            let end = unsafe { at.add(body.len()) };
-            // SAFETY: it is aligned and lies inside the view.
-            unsafe { atom(end) }.store(u64::from_ne_bytes(*last), Ordering::Relaxed);
-        } else {
-            // SAFETY: a whole number of words, all inside the view, beginning at an aligned one.
-            unsafe { copy(at, body) };
+        // SAFETY: a whole number of words, all inside the view, beginning at an aligned one.
+        unsafe { copy(at, body) };
+        if !tail.is_empty() {
             // SAFETY: the view goes on behind the body.
             let end = unsafe { at.add(body.len()) };
             fence(Ordering::Release);
@@ -266,10 +257,10 @@ fn merge(word: &impl Word, shift: usize, part: &[u8]) {
     }
 }
 
-/// Stores whole words from private bytes. Safety: the pointer is aligned and all those words are registered
-/// memory; the slice is a whole number of words long.
+/// Stores whole words from private bytes, ascending, with a release fence before the last. Safety: the pointer
+/// is aligned and all those words are registered memory; the slice is a whole number of words long.
 type CopyIn = unsafe fn(*mut u8, &[u8]);
-/// Loads whole words into private bytes; the same contract.
+/// Loads whole words into private bytes, ascending; the same contract.
 type CopyOut = unsafe fn(&mut [u8], *mut u8);
 
 fn copy_in() -> CopyIn {
@@ -283,17 +274,23 @@ fn copy_out() -> CopyOut {
 /// The reference: one relaxed atomic access per word, ascending.
 mod words {
     use super::{WORD, atom};
-    use std::sync::atomic::Ordering;
+    use std::sync::atomic::{Ordering, fence};
 
     /// # Safety
     /// See [`super::CopyIn`].
     pub(super) unsafe fn copy_in(dst: *mut u8, src: &[u8]) {
-        for (i, bytes) in src.as_chunks::<WORD>().0.iter().enumerate() {
+        let Some((last, body)) = src.as_chunks::<WORD>().0.split_last() else { return };
+        for (i, bytes) in body.iter().enumerate() {
             // SAFETY: by contract there are as many words at dst as in src.
             let at = unsafe { dst.add(i * WORD) };
             // SAFETY: aligned, because dst is.
             unsafe { atom(at) }.store(u64::from_ne_bytes(*bytes), Ordering::Relaxed);
         }
+        fence(Ordering::Release);
+        // SAFETY: by contract one more word follows.
+        let at = unsafe { dst.add(body.len() * WORD) };
+        // SAFETY: aligned, because dst is.
+        unsafe { atom(at) }.store(u64::from_ne_bytes(*last), Ordering::Relaxed);
     }
 
     /// # Safety
@@ -345,8 +342,8 @@ mod wide {
         // SAFETY: the first word, or nothing.
         unsafe { words::copy_in(dst, first) };
         let to = dst.wrapping_add(lead);
-        // SAFETY: reads `body`, writes as many bytes of registered words, aligned to 16, ascending. To the
-        // abstract machine these are relaxed atomic stores of two words each.
+        // SAFETY: reads `body`, writes as many bytes of registered words, aligned to 16. To the abstract machine
+        // it is the reference loop, with its fence: x86 makes stores visible in program order.
         unsafe {
             asm!(
                 "2:",
@@ -389,8 +386,8 @@ mod wide {
         // SAFETY: the first word, or nothing.
         unsafe { words::copy_out(first, src) };
         let from = src.wrapping_add(lead);
-        // SAFETY: writes `body`, reads as many bytes of registered words, aligned to 16. To the abstract
-        // machine these are relaxed atomic loads of two words each.
+        // SAFETY: writes `body`, reads as many bytes of registered words, aligned to 16. To the abstract machine
+        // it is the reference loop.
         unsafe {
             asm!(
                 "2:",
@@ -640,5 +637,281 @@ mod pages {
             // SAFETY: by contract; `map` made the same layout.
             unsafe { dealloc(ptr.as_ptr(), layout) };
         }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::sync::atomic::AtomicBool;
+    use std::thread;
+
+    /// Both copies, where the CPU has both.
+    fn copies() -> Vec<(&'static str, CopyIn, CopyOut)> {
+        let mut all: Vec<(&str, CopyIn, CopyOut)> =
+            vec![("words", words::copy_in, words::copy_out)];
+        #[cfg(target_arch = "x86_64")]
+        if wide::supported() {
+            all.push(("wide", wide::copy_in, wide::copy_out));
+        }
+        all
+    }
+
+    fn pattern(len: usize, seed: usize) -> Vec<u8> {
+        (0..len).map(|i| (i * 7 + seed * 31 + 1).to_le_bytes()[0]).collect()
+    }
+
+    fn contents(bytes: Bytes<'_>) -> Vec<u8> {
+        // Word by word and through another function than those under test.
+        (0..bytes.len() / WORD)
+            .flat_map(|i| bytes.word(i * WORD).unwrap().load(Ordering::Relaxed).to_ne_bytes())
+            .collect()
+    }
+
+    #[test]
+    fn all_offsets_and_lengths_and_neighbours() {
+        const SIZE: usize = 320;
+        for (name, copy_in, copy_out) in copies() {
+            let span = Span::alloc(SIZE).unwrap();
+            let bytes = span.bytes();
+            for at in 0..24 {
+                for len in 0..=SIZE - 24 - 8 {
+                    let before = pattern(SIZE, len);
+                    bytes.write_from(0, &before);
+                    let src = pattern(len, at + 100);
+                    bytes.sub(at, len).unwrap().write(&src, copy_in);
+                    let mut model = before;
+                    model[at..at + len].copy_from_slice(&src);
+                    assert_eq!(contents(bytes), model, "{name}: {len} bytes at {at}");
+                    let mut back = vec![0xee; len];
+                    bytes.sub(at, len).unwrap().read(&mut back, copy_out);
+                    assert_eq!(back, src, "{name}: {len} bytes at {at}");
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_region_behaves_as_a_vec(
+            ops in prop::collection::vec(
+                (any::<bool>(), 0usize..5000, 0usize..5000, any::<usize>()), 1..20),
+        ) {
+            const SIZE: usize = 9001;
+            for (_, copy_in, copy_out) in copies() {
+                let span = Span::alloc(SIZE).unwrap();
+                let bytes = span.bytes();
+                let mut model = vec![0; SIZE];
+                for &(write, at, len, seed) in &ops {
+                    let len = len.min(SIZE - at);
+                    let part = bytes.sub(at, len).unwrap();
+                    if write {
+                        let src = pattern(len, seed % 251);
+                        part.write(&src, copy_in);
+                        model[at..at + len].copy_from_slice(&src);
+                    } else {
+                        let mut got = vec![0; len];
+                        part.read(&mut got, copy_out);
+                        prop_assert_eq!(&got[..], &model[at..at + len]);
+                    }
+                }
+                let mut all = vec![0; SIZE];
+                bytes.read_into(0, &mut all);
+                prop_assert_eq!(all, model);
+            }
+        }
+
+        #[test]
+        fn foreign_memory_at_any_address(at in 0usize..16, len in 1usize..80, seed in 0usize..99) {
+            let words: Arc<[AtomicU64]> = (0..16).map(|_| AtomicU64::new(0x5555_5555_5555_5555)).collect();
+            let ptr = words.as_ptr().cast::<u8>().cast_mut().wrapping_add(at);
+            // SAFETY: whole words of an allocation of atomics, which `keep` keeps.
+            let region = unsafe { Region::foreign(ptr, len, Some(Box::new(Arc::clone(&words)))) };
+            let src = pattern(len, seed);
+            region.write(0, &src);
+            let all: Vec<u8> =
+                words.iter().flat_map(|w| w.load(Ordering::Relaxed).to_ne_bytes()).collect();
+            prop_assert!(all[..at].iter().all(|&b| b == 0x55));
+            prop_assert_eq!(&all[at..at + len], &src[..]);
+            prop_assert!(all[at + len..].iter().all(|&b| b == 0x55));
+            prop_assert_eq!(Arc::strong_count(&words), 2);
+            drop(region);
+            prop_assert_eq!(Arc::strong_count(&words), 1, "dropped with the region");
+        }
+    }
+
+    #[test]
+    fn racing_neighbours_lose_nothing() {
+        // Ranges that meet inside words, and a counter in the middle of it all.
+        const CUTS: [usize; 6] = [0, 3, 21, 77, 79, 96];
+        const COUNTER: usize = 96;
+        const TURNS: u8 = 200;
+        for (name, copy_in, _) in copies() {
+            let span = Span::alloc(256).unwrap();
+            let bytes = span.bytes();
+            thread::scope(|s| {
+                for range in CUTS.windows(2) {
+                    s.spawn(move || {
+                        let part = bytes.sub(range[0], range[1] - range[0]).unwrap();
+                        for turn in 1..=TURNS {
+                            part.write(&vec![turn; part.len()], copy_in);
+                            let mut seen = vec![0; part.len()];
+                            part.read(&mut seen, words::copy_out);
+                            assert!(
+                                seen.iter().all(|&b| b == turn),
+                                "{name}: a neighbour was heard"
+                            );
+                        }
+                    });
+                }
+                for _ in 0..2 {
+                    s.spawn(move || {
+                        let word = DmaSlice::new(bytes.sub(COUNTER, WORD).unwrap());
+                        for _ in 0..1000 {
+                            word.fetch_add(3).unwrap();
+                        }
+                    });
+                }
+                s.spawn(move || {
+                    // Right behind the counter.
+                    for turn in 1..=TURNS {
+                        bytes.sub(COUNTER + WORD, 70).unwrap().write(&[turn; 70], copy_in);
+                    }
+                });
+            });
+            let counter = bytes.word(COUNTER).unwrap().load(Ordering::Relaxed);
+            assert_eq!(counter, 2 * 1000 * 3, "{name}");
+            let mut all = [0; 96];
+            bytes.read_into(0, &mut all);
+            assert!(all.iter().all(|&b| b == TURNS), "{name}: {all:?}");
+        }
+    }
+
+    #[test]
+    fn whoever_sees_the_last_word_sees_the_rest() {
+        const WORDS: usize = 129;
+        const LAST: usize = (WORDS - 1) * WORD;
+        for (name, copy_in, _) in copies() {
+            let span = Span::alloc(WORDS * WORD).unwrap();
+            let bytes = span.bytes();
+            let done = AtomicBool::new(false);
+            thread::scope(|s| {
+                s.spawn(|| {
+                    for n in 1..=3000u64 {
+                        let src: Vec<u8> = (0..WORDS).flat_map(|_| n.to_ne_bytes()).collect();
+                        bytes.write(&src, copy_in);
+                    }
+                    done.store(true, Ordering::Release);
+                });
+                let mut looks = 0;
+                while looks == 0 || !done.load(Ordering::Acquire) {
+                    let last = bytes.word(LAST).unwrap().load(Ordering::Acquire);
+                    for i in 0..WORDS {
+                        let word = bytes.word(i * WORD).unwrap().load(Ordering::Relaxed);
+                        assert!(
+                            word >= last,
+                            "{name}: word {i} is {word}, the last one was {last}"
+                        );
+                    }
+                    looks += 1;
+                }
+            });
+        }
+    }
+
+    #[test]
+    fn atomics_need_a_whole_aligned_word() {
+        let span = Span::alloc(64).unwrap();
+        let at = |at, len| DmaSlice::new(span.bytes().sub(at, len).unwrap());
+        assert_eq!(at(8, 8).fetch_add(5), Ok(0));
+        assert_eq!(at(8, 8).fetch_add(u64::MAX), Ok(5), "wraps");
+        assert_eq!(at(8, 8).compare_swap(4, 77), Ok(4));
+        assert_eq!(at(8, 8).compare_swap(4, 99), Ok(77), "not equal: unchanged");
+        assert_eq!(at(8, 8).compare_swap(77, 1), Ok(77));
+        assert_eq!(at(8, 8).atomic_write(9u64.to_ne_bytes()), Ok(()));
+        assert_eq!(span.bytes().word(8).unwrap().load(Ordering::Relaxed), 9);
+        for (a, len) in [(9, 8), (4, 8), (8, 7), (64, 0)] {
+            let target = at(a, len);
+            assert_eq!(target.fetch_add(1), Err(AccessError::Unaligned), "{len} bytes at {a}");
+            assert_eq!(target.compare_swap(0, 1), Err(AccessError::Unaligned));
+            assert_eq!(target.atomic_write([1; 8]), Err(AccessError::Unaligned));
+        }
+        let mut all = [0; 64];
+        span.bytes().read_into(0, &mut all);
+        assert_eq!(all.iter().filter(|&&b| b != 0).count(), 1, "nothing else was touched");
+    }
+
+    #[test]
+    fn views_stay_inside() {
+        let span = Span::alloc(100).unwrap();
+        let bytes = span.bytes();
+        assert!(bytes.sub(100, 0).is_some_and(Bytes::is_empty));
+        for (at, len) in [(101, 0), (0, 101), (99, 2), (usize::MAX, 1), (1, usize::MAX)] {
+            assert!(bytes.sub(at, len).is_none(), "{len} at {at}");
+        }
+        assert!(bytes.word(88).is_some());
+        assert!(bytes.word(96).is_none(), "only half of it is inside");
+        assert!(bytes.word(usize::MAX - 3).is_none());
+    }
+
+    #[test]
+    #[should_panic(expected = "2 bytes at 99 are not inside a region of 100")]
+    fn writing_outside_panics() {
+        Span::alloc(100).unwrap().bytes().write_from(99, &[0; 2]);
+    }
+
+    #[test]
+    #[cfg(target_os = "linux")]
+    fn pages_are_aligned_and_not_inherited() {
+        let span = Span::alloc(5000).unwrap();
+        let start = span.bytes().as_ptr().addr();
+        assert_eq!(start % pages::SIZE, 0);
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        let mut inside = false;
+        for line in smaps.lines() {
+            let bounds = line.split(' ').next().and_then(|range| range.split_once('-'));
+            if let Some((from, to)) = bounds
+                && let (Ok(from), Ok(to)) =
+                    (usize::from_str_radix(from, 16), usize::from_str_radix(to, 16))
+            {
+                inside = (from..to).contains(&start);
+            }
+            // "dc": do not copy on fork.
+            if inside && let Some(flags) = line.strip_prefix("VmFlags:") {
+                assert!(flags.split(' ').any(|flag| flag == "dc"), "{line}");
+                return;
+            }
+        }
+        panic!("the mapping is not in /proc/self/smaps");
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::{Word, merge};
+    use loom::sync::Arc;
+    use loom::sync::atomic::{AtomicU64, Ordering};
+
+    impl Word for AtomicU64 {
+        fn get(&self) -> u64 {
+            self.load(Ordering::Relaxed)
+        }
+        fn swap_if(&self, current: u64, new: u64) -> Result<u64, u64> {
+            self.compare_exchange_weak(current, new, Ordering::Relaxed, Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn loom_merges_into_one_word_lose_nothing() {
+        loom::model(|| {
+            let word = Arc::new(AtomicU64::new(0));
+            let other = Arc::clone(&word);
+            let thread = loom::thread::spawn(move || merge(&*other, 3, &[7, 8]));
+            merge(&*word, 0, &[4, 5, 6]);
+            thread.join().unwrap();
+            let bytes = word.load(Ordering::Relaxed).to_ne_bytes();
+            assert_eq!(bytes, [4, 5, 6, 7, 8, 0, 0, 0]);
+        });
     }
 }

@@ -111,3 +111,51 @@ impl fmt::Debug for Region {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn new_memory_is_zero_and_ends_where_it_was_told_to() {
+        let region = Region::alloc(10_001).unwrap();
+        assert_eq!(region.len(), 10_001);
+        let mut all = vec![1; 10_001];
+        region.read(0, &mut all);
+        assert!(all.iter().all(|&b| b == 0));
+        region.fill(1..10_001, 0xab);
+        region.read(0, &mut all);
+        assert_eq!(all[0], 0);
+        assert!(all[1..].iter().all(|&b| b == 0xab));
+    }
+
+    #[test]
+    fn impossible_sizes_are_errors() {
+        assert_eq!(Region::alloc(0).unwrap_err(), MemError::Empty);
+        for len in [usize::MAX, usize::MAX / 2, isize::MAX.cast_unsigned() - 8192] {
+            assert_eq!(Region::alloc(len).unwrap_err(), MemError::NoMemory { len });
+        }
+    }
+
+    #[test]
+    fn words_are_host_integers() {
+        let region = Region::alloc(24).unwrap();
+        region.store(8, 0x0102_0304_0506_0708, Ordering::Release);
+        let mut bytes = [0; 8];
+        region.read(8, &mut bytes);
+        assert_eq!(u64::from_ne_bytes(bytes), 0x0102_0304_0506_0708);
+        assert_eq!(region.load(8, Ordering::Acquire), 0x0102_0304_0506_0708);
+    }
+
+    #[test]
+    #[should_panic(expected = "no aligned 8-byte word at 4")]
+    fn words_are_aligned() {
+        Region::alloc(24).unwrap().load(4, Ordering::Relaxed);
+    }
+
+    #[test]
+    #[should_panic(expected = "are not inside a region of 24")]
+    fn reading_outside_panics() {
+        Region::alloc(24).unwrap().read(20, &mut [0; 5]);
+    }
+}

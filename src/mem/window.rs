@@ -326,3 +326,6 @@ impl MrTable {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
