@@ -1,5 +1,8 @@
 //! softroce
 pub mod engine;
+pub mod mem;
 pub mod net;
+pub mod queue;
+mod sync;
 pub mod time;
 pub mod wire;

@@ -1,0 +1,300 @@
+//! A bounded queue with one producer and one consumer, in memory that both share.
+//!
+//! *Owns.* The slots. Each has a header of type `H` and a fixed number of 64-bit words behind it.
+//!
+//! *Rules.*
+//! - Positions are `u32` counters that only grow and wrap. Slots `tail..head` belong to the consumer, all
+//!   others to the producer. The producer moves `head` with release after it has written, the consumer moves
+//!   `tail` with release after it has read; each reads the other's counter with acquire.
+//! - Either end is a token that cannot be copied. Its methods are the only way to the slots, so there is one
+//!   producer and one consumer by construction.
+//! - The depth is any number, also 0 (always full); exactly so many slots are allocated.
+#![allow(
+    unsafe_code,
+    reason = "slots are shared between two threads, who owns which is the protocol above"
+)]
+
+use std::cell;
+use std::fmt;
+use std::slice;
+
+use crate::sync::{Arc, AtomicU32, Ordering, UnsafeCell};
+
+/// A value on a cache line of its own.
+#[derive(Debug)]
+#[repr(align(64))]
+pub(super) struct Line<T>(pub(super) T);
+
+struct Shared<H> {
+    /// One past the last slot published.
+    head: Line<AtomicU32>,
+    /// The first slot not yet released.
+    tail: Line<AtomicU32>,
+    headers: Box<[UnsafeCell<H>]>,
+    /// `stride` words for each header. They are entered together with their header.
+    words: Box<[cell::UnsafeCell<u64>]>,
+    stride: usize,
+}
+
+// SAFETY: the two tokens see to it that each slot is reached by one thread at a time (module docs); headers move
+// from thread to thread, hence Send.
+unsafe impl<H: Send> Sync for Shared<H> {}
+// SAFETY: as above; nothing in it is tied to a thread.
+unsafe impl<H: Send> Send for Shared<H> {}
+
+impl<H: Copy + Default> Shared<H> {
+    fn new(depth: u32, stride: usize, at: u32) -> Arc<Self> {
+        let depth = depth as usize;
+        Arc::new(Self {
+            head: Line(AtomicU32::new(at)),
+            tail: Line(AtomicU32::new(at)),
+            headers: (0..depth).map(|_| UnsafeCell::new(H::default())).collect(),
+            words: (0..depth * stride).map(|_| cell::UnsafeCell::new(0)).collect(),
+            stride,
+        })
+    }
+
+    /// The words of a slot.
+    fn words(&self, slot: usize) -> *mut u64 {
+        let at = slot * self.stride;
+        // A slice's pointer, not an element's, so that it may reach over the whole slot.
+        cell::UnsafeCell::raw_get(self.words[at..at + self.stride].as_ptr())
+    }
+}
+
+/// A place in the ring: the counter, and the slot it falls on. The depth need not divide 2^32, so the slot
+/// cannot be computed from the counter.
+#[derive(Clone, Copy)]
+struct Place {
+    count: u32,
+    slot: u32,
+}
+
+impl Place {
+    /// `n` further on, with `n` at most `depth`.
+    fn plus(self, n: u32, depth: u32) -> Self {
+        let room = depth - self.slot;
+        let slot = if n < room { self.slot + n } else { n - room };
+        Self { count: self.count.wrapping_add(n), slot }
+    }
+}
+
+/// The end that fills slots.
+pub struct Producer<H> {
+    shared: Arc<Shared<H>>,
+    depth: u32,
+    /// The next slot to write; ahead of the shared head by what is staged.
+    next: Place,
+    /// The shared head, which only we move.
+    published: u32,
+    /// A tail seen earlier; the true one is here or further on.
+    tail: u32,
+}
+
+/// The end that empties slots.
+pub struct Consumer<H> {
+    shared: Arc<Shared<H>>,
+    depth: u32,
+    /// The first slot not yet released.
+    first: Place,
+}
+
+/// Makes a ring of `depth` slots, each a header and `stride` words, all zero or default.
+pub fn ring<H: Copy + Default>(depth: u32, stride: usize) -> (Producer<H>, Consumer<H>) {
+    ring_at(depth, stride, 0)
+}
+
+/// The same, with counters that begin at `at`.
+fn ring_at<H: Copy + Default>(depth: u32, stride: usize, at: u32) -> (Producer<H>, Consumer<H>) {
+    let shared = Shared::new(depth, stride, at);
+    let start = Place { count: at, slot: 0 };
+    let producer =
+        Producer { shared: Arc::clone(&shared), depth, next: start, published: at, tail: at };
+    (producer, Consumer { shared, depth, first: start })
+}
+
+impl<H: Copy + Default> Producer<H> {
+    /// Slots in the ring.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Counter of the slot that is written next.
+    pub fn next(&self) -> u32 {
+        self.next.count
+    }
+
+    /// The first slot that the consumer has not released.
+    pub fn tail(&self) -> u32 {
+        self.shared.tail.0.load(Ordering::Acquire)
+    }
+
+    /// Slots that can be written now.
+    pub fn free(&self) -> u32 {
+        self.depth - self.next.count.wrapping_sub(self.tail())
+    }
+
+    /// Writes the next slot and publishes it, with all staged before. `false` if the ring is full; `f` is not
+    /// called then.
+    pub fn push(&mut self, f: impl FnOnce(&mut H, &mut [u64])) -> bool {
+        let done = self.stage(f);
+        self.publish();
+        done
+    }
+
+    /// Writes the next slot without telling the consumer. `false` if the ring is full.
+    pub fn stage(&mut self, f: impl FnOnce(&mut H, &mut [u64])) -> bool {
+        let done = self.try_stage(|header, words| {
+            f(header, words);
+            Ok::<(), std::convert::Infallible>(())
+        });
+        matches!(done, Ok(true))
+    }
+
+    /// As [`stage`](Self::stage), for writers that may give up. Header and words hold whatever they held when
+    /// the slot was last used. If `f` fails or panics the slot stays free.
+    ///
+    /// # Errors
+    /// What `f` says.
+    pub fn try_stage<E>(
+        &mut self,
+        f: impl FnOnce(&mut H, &mut [u64]) -> Result<(), E>,
+    ) -> Result<bool, E> {
+        if self.next.count.wrapping_sub(self.tail) >= self.depth {
+            self.tail = self.tail();
+            if self.next.count.wrapping_sub(self.tail) >= self.depth {
+                return Ok(false);
+            }
+        }
+        let slot = self.next.slot as usize;
+        self.shared.headers[slot].with_mut(|header| {
+            // SAFETY: the slot is not in tail..head, so the consumer does not reach it, and the acquire load
+            // of the tail made its last reads happen before. This is the only producer, borrowed mutably.
+            let header = unsafe { &mut *header };
+            let words = self.shared.words(slot);
+            // SAFETY: as above, for `stride` words that belong to this slot alone.
+            let words = unsafe { slice::from_raw_parts_mut(words, self.shared.stride) };
+            f(header, words)
+        })?;
+        self.next = self.next.plus(1, self.depth);
+        Ok(true)
+    }
+
+    /// Hands all staged slots to the consumer.
+    pub fn publish(&mut self) {
+        if self.published != self.next.count {
+            self.published = self.next.count;
+            self.shared.head.0.store(self.published, Ordering::Release);
+        }
+    }
+}
+
+impl<H: Copy + Default> Consumer<H> {
+    /// One past the last slot published.
+    pub fn head(&self) -> u32 {
+        self.shared.head.0.load(Ordering::Acquire)
+    }
+
+    /// The first slot not yet released.
+    pub fn tail(&self) -> u32 {
+        self.first.count
+    }
+
+    /// Slots published and not released.
+    pub fn len(&self) -> u32 {
+        self.head().wrapping_sub(self.first.count)
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Header and words of slot `i`, if it is published and not released.
+    pub fn get(&self, i: u32) -> Option<(&H, &[u64])> {
+        let ahead = i.wrapping_sub(self.first.count);
+        if ahead >= self.len() {
+            return None;
+        }
+        let slot = self.first.plus(ahead, self.depth).slot as usize;
+        self.shared.headers[slot].with(|header| {
+            // SAFETY: the slot is in tail..head, so the producer does not write it before `release` moves
+            // the tail, which needs this borrow to be over; the acquire load of the head made its writes
+            // happen before.
+            let header = unsafe { &*header };
+            let words = self.shared.words(slot);
+            // SAFETY: as above, for `stride` words that belong to this slot alone.
+            let words = unsafe { slice::from_raw_parts(words, self.shared.stride) };
+            Some((header, words))
+        })
+    }
+
+    /// Gives all slots before `to` back to the producer.
+    ///
+    /// # Panics
+    /// If `to` is not in `tail..=head`.
+    pub fn release(&mut self, to: u32) {
+        let n = to.wrapping_sub(self.first.count);
+        if n == 0 {
+            return;
+        }
+        assert!(n <= self.len(), "released {n} slots of {}", self.len());
+        self.first = self.first.plus(n, self.depth);
+        self.shared.tail.0.store(to, Ordering::Release);
+    }
+}
+
+/// Changes the depth of a ring, of which the caller holds both ends. Everything in it stays, also what is
+/// staged, under the same counters. `false`, and nothing changed, if it does not fit.
+///
+/// # Panics
+/// If the two are not ends of one ring.
+pub fn resize<H: Copy + Default>(
+    producer: &mut Producer<H>,
+    consumer: &mut Consumer<H>,
+    depth: u32,
+) -> bool {
+    assert!(Arc::ptr_eq(&producer.shared, &consumer.shared), "ends of two rings");
+    let published = producer.published;
+    producer.publish();
+    let tail = consumer.tail();
+    if consumer.len() > depth {
+        // What was staged stays staged: nobody has looked meanwhile, as we hold the consumer.
+        producer.published = published;
+        producer.shared.head.0.store(published, Ordering::Release);
+        return false;
+    }
+    let (mut new, new_consumer) = ring_at(depth, consumer.shared.stride, tail);
+    let mut i = tail;
+    while let Some((header, words)) = consumer.get(i) {
+        new.stage(|to, to_words| {
+            *to = *header;
+            to_words.copy_from_slice(words);
+        });
+        i = i.wrapping_add(1);
+    }
+    new.published = published;
+    new.shared.head.0.store(published, Ordering::Release);
+    *producer = new;
+    *consumer = new_consumer;
+    true
+}
+
+impl<H> fmt::Debug for Producer<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Producer")
+            .field("depth", &self.depth)
+            .field("next", &self.next.count)
+            .field("published", &self.published)
+            .finish_non_exhaustive()
+    }
+}
+
+impl<H> fmt::Debug for Consumer<H> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Consumer")
+            .field("depth", &self.depth)
+            .field("tail", &self.first.count)
+            .finish_non_exhaustive()
+    }
+}
