@@ -13,11 +13,11 @@ use super::counters::Counter;
 use super::qp::attr::QpType;
 use crate::net::{Ecn, RxMeta};
 use crate::time::Instant;
+use crate::wire::Error;
 use crate::wire::icrc::{self, IpFields};
 use crate::wire::num::Pkey;
 use crate::wire::opcode::{Operation, Transport};
 use crate::wire::packet::Packet;
-use crate::wire::Error;
 
 /// The last IPv4 identification recovered from each sender.
 #[derive(Debug, Default)]
@@ -155,4 +155,3 @@ fn check_seal(
         None
     }
 }
-

@@ -89,8 +89,11 @@ impl<'b> Batch<'b> {
     /// The finished transmission and the queue pair that made its first packet.
     pub(crate) fn finish(self) -> Option<(Transmit, u64)> {
         let path = self.path?;
-        let segment_size =
-            if self.count > 1 { u16::try_from(self.segment).ok().and_then(NonZeroU16::new) } else { None };
+        let segment_size = if self.count > 1 {
+            u16::try_from(self.segment).ok().and_then(NonZeroU16::new)
+        } else {
+            None
+        };
         let transmit = Transmit {
             path,
             ident: self.first_ident,

@@ -11,7 +11,7 @@ use super::event::AsyncEvent;
 use super::window::{WindowId, Windows};
 use crate::mem::MrTable;
 use crate::net::PortCaps;
-use crate::queue::{Cqe, CqProducer};
+use crate::queue::{CqProducer, Cqe};
 use crate::time::Instant;
 
 /// A completion queue as the engine sees it.

@@ -12,8 +12,8 @@ use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
 use super::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
 use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, state};
-use crate::mem::{IovaChoice, MemError, MwKind, PdId, Region, Registered};
 use crate::mem::Access;
+use crate::mem::{IovaChoice, MemError, MwKind, PdId, Region, Registered};
 use crate::net::{Path, SrcPort, flow_port};
 use crate::queue::{CqShared, SendCaps, completion_queue, recv_queue, send_queue};
 use crate::time::Instant;
@@ -45,8 +45,13 @@ impl Engine {
     /// # Errors
     /// `EINVAL`: too many.
     pub fn alloc_pd(&mut self) -> Result<PdId, Cause> {
-        if self.pds.iter().filter(|users| users.is_some()).count() >= self.common.config.max_pd as usize {
-            return Err(Cause::table_full("protection domains", u64::from(self.common.config.max_pd)));
+        if self.pds.iter().filter(|users| users.is_some()).count()
+            >= self.common.config.max_pd as usize
+        {
+            return Err(Cause::table_full(
+                "protection domains",
+                u64::from(self.common.config.max_pd),
+            ));
         }
         // Numbers are not reused: a stale one finds nobody.
         self.pds.push(Some(0));
@@ -67,9 +72,9 @@ impl Engine {
                 }
                 Ok(())
             }
-            Some(Some(_)) => {
-                Err(Cause::Busy { by: "memory regions, memory windows or queue pairs of the domain" })
-            }
+            Some(Some(_)) => Err(Cause::Busy {
+                by: "memory regions, memory windows or queue pairs of the domain",
+            }),
             _ => Err(gone("protection domain")),
         }
     }
@@ -148,7 +153,10 @@ impl Engine {
         check_depth("cqe", depth, 1, MAX_CQE)?;
         let live = self.common.cqs.iter().flatten().count();
         if live >= self.common.config.max_cq as usize {
-            return Err(Cause::table_full("completion queues", u64::from(self.common.config.max_cq)));
+            return Err(Cause::table_full(
+                "completion queues",
+                u64::from(self.common.config.max_cq),
+            ));
         }
         let (shared, producer) = completion_queue(depth);
         Ok((self.common.add_cq(producer), shared))
@@ -164,7 +172,9 @@ impl Engine {
         if slot.producer.resize(depth) {
             Ok(())
         } else {
-            Err(Cause::Invalid { what: "fewer entries than there are completions: poll them first".into() })
+            Err(Cause::Invalid {
+                what: "fewer entries than there are completions: poll them first".into(),
+            })
         }
     }
 
@@ -267,7 +277,12 @@ impl Engine {
     ///
     /// # Errors
     /// `EINVAL` with the attribute at fault; `EBUSY` where something is under way; `EOPNOTSUPP`.
-    pub fn modify_qp(&mut self, now: Instant, handle: QpHandle, attr: &QpAttr) -> Result<(), Cause> {
+    pub fn modify_qp(
+        &mut self,
+        now: Instant,
+        handle: QpHandle,
+        attr: &QpAttr,
+    ) -> Result<(), Cause> {
         self.common.now = now;
         let port_mtu = self.common.caps.path_mtu();
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
@@ -320,7 +335,8 @@ impl Engine {
                 self.common.windows.close(own, 0, handle.slot);
             }
             qp.set_path(path, ip);
-            let own = self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
+            let own =
+                self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
             let windows = &mut self.common.windows;
             let peer = windows.open(path.dst, qp.set.peer_buffer);
             qp.windows = Some((peer, windows.open(path.src, own)));
@@ -458,8 +474,17 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
         )+};
     }
     take!(
-        sqd_notify, port, qkey, timeout, retry_cnt, rnr_retry, rq_psn, max_rd_atomic, min_rnr_timer,
-        sq_psn, max_dest_rd_atomic
+        sqd_notify,
+        port,
+        qkey,
+        timeout,
+        retry_cnt,
+        rnr_retry,
+        rq_psn,
+        max_rd_atomic,
+        min_rnr_timer,
+        sq_psn,
+        max_dest_rd_atomic
     );
     if let Some(ah) = &attr.ah {
         set.ah = ah.clone();

@@ -210,7 +210,12 @@ impl Engine {
     /// ([`QpHandle::as_u64`]). Call until `None`, or again after the network has taken some.
     ///
     /// `buf` must hold the largest packet; 64 KiB is what the kernel takes at once.
-    pub fn poll_transmit(&mut self, now: Instant, acks: Acks, buf: &mut [u8]) -> Option<(Transmit, u64)> {
+    pub fn poll_transmit(
+        &mut self,
+        now: Instant,
+        acks: Acks,
+        buf: &mut [u8],
+    ) -> Option<(Transmit, u64)> {
         self.common.now = now;
         if self.ready.is_empty() && (acks == Acks::Hold || self.acks.is_empty()) {
             self.note_held_acks();
@@ -246,7 +251,7 @@ impl Engine {
                 continue;
             };
             let turn = qp.send(&mut self.common, batch);
-            let windows = qp.windows;
+            let windows = qp.windows.filter(|_| !qp.waits_for_room());
             match turn {
                 Turn::Idle => {
                     qp.queued = false;

@@ -151,8 +151,9 @@ mod tests {
             assert_eq!(WcStatus::from_raw(raw) as u32, raw);
         }
         assert_eq!(WcStatus::from_raw(24), WcStatus::General);
-        let known: Vec<u8> =
-            (0..=255).filter(|&raw| WcOpcode::from_raw(raw).is_some_and(|op| op as u8 == raw)).collect();
+        let known: Vec<u8> = (0..=255)
+            .filter(|&raw| WcOpcode::from_raw(raw).is_some_and(|op| op as u8 == raw))
+            .collect();
         assert_eq!(known, [0, 1, 2, 3, 4, 5, 6, 8, 9, 128, 129]);
     }
 }

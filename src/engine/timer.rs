@@ -36,7 +36,7 @@ struct List {
 
 /// The wheel. Slots are small integers chosen by the caller.
 #[derive(Debug)]
-pub struct Wheel {
+pub(super) struct Wheel {
     nodes: Vec<Node>,
     lists: Box<[List; LEVELS * BUCKETS]>,
     /// Bit `b` of word `l`: bucket `b` of level `l` is not empty.
@@ -47,7 +47,7 @@ pub struct Wheel {
 
 impl Wheel {
     /// An empty wheel at the origin of time.
-    pub fn new() -> Self {
+    pub(super) fn new() -> Self {
         Self {
             nodes: Vec::new(),
             lists: Box::new([List { head: NIL, tail: NIL }; LEVELS * BUCKETS]),
@@ -57,21 +57,22 @@ impl Wheel {
     }
 
     /// Makes room for slots `0..slots`.
-    pub fn reserve(&mut self, slots: usize) {
+    pub(super) fn reserve(&mut self, slots: usize) {
         if self.nodes.len() < slots {
             self.nodes.resize(slots, IDLE);
         }
     }
 
     /// Whether the slot is armed.
-    pub fn is_armed(&self, slot: u32) -> bool {
+    pub(super) fn is_armed(&self, slot: u32) -> bool {
         self.nodes.get(slot as usize).is_some_and(|n| n.place != NIL)
     }
 
     /// Arms `slot` for `at`, moving it if it was armed already.
-    pub fn arm(&mut self, slot: u32, at: Instant) {
+    pub(super) fn arm(&mut self, slot: u32, at: Instant) {
         // Round up: a timer may be late by a tick, never early.
-        let due = (at.as_nanos().saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.current);
+        let due =
+            (at.as_nanos().saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.current);
         if self.nodes[slot as usize].place != NIL {
             if self.nodes[slot as usize].due == due {
                 return;
@@ -83,7 +84,7 @@ impl Wheel {
     }
 
     /// Forgets `slot`.
-    pub fn cancel(&mut self, slot: u32) {
+    pub(super) fn cancel(&mut self, slot: u32) {
         if self.is_armed(slot) {
             self.unlink(slot);
         }
@@ -91,13 +92,13 @@ impl Wheel {
 
     /// The earliest time at which [`expire`](Self::expire) may have something: exact for what is due
     /// soon, a lower bound (start of a bucket) for what is far. `None` if nothing is armed.
-    pub fn next_due(&self) -> Option<Instant> {
+    pub(super) fn next_due(&self) -> Option<Instant> {
         let (_, _, start) = self.first_bucket()?;
         Some(Instant::from_nanos(start << TICK_BITS))
     }
 
     /// Takes one slot that is due at `now`. Call until `None`.
-    pub fn expire(&mut self, now: Instant) -> Option<u32> {
+    pub(super) fn expire(&mut self, now: Instant) -> Option<u32> {
         let now = now.as_nanos() >> TICK_BITS;
         while let Some((level, bucket, start)) = self.first_bucket()
             && start <= now

@@ -313,6 +313,9 @@ mod tests {
             assert_ne!(attr_name(bit), "an unknown attribute", "{bit:?}");
         }
         assert_eq!(attr_name(Mask::DEST_QPN), "dest_qpn");
-        assert_eq!(QpAttr::default().overridden(&all, Mask::all()).mask(), Mask::all() - Mask::CUR_STATE);
+        assert_eq!(
+            QpAttr::default().overridden(&all, Mask::all()).mask(),
+            Mask::all() - Mask::CUR_STATE
+        );
     }
 }

@@ -53,7 +53,9 @@ impl Qp {
             (Operation::Acknowledge, Some(Syndrome::RnrNak { timer })) => self.rnr(c, psn, timer),
             (Operation::Acknowledge, Some(Syndrome::Nak(code))) => self.nak(c, psn, code),
             (Operation::ReadResponse, syndrome) => self.read_response(c, packet, syndrome),
-            (Operation::AtomicAcknowledge, Some(Syndrome::Ack { .. })) => self.atomic_ack(c, packet),
+            (Operation::AtomicAcknowledge, Some(Syndrome::Ack { .. })) => {
+                self.atomic_ack(c, packet)
+            }
             (Operation::AtomicAcknowledge, Some(_)) => self.bad_response(c, psn),
             _ => c.count(Counter::DropResponse),
         }
@@ -186,7 +188,8 @@ impl Qp {
             Position::First | Position::Only => !self.req.in_stream || self.req.resumed,
             Position::Middle | Position::Last => self.req.in_stream || self.req.resumed,
         };
-        if packet.payload().len() != expected || position.ends() != last_of_request || !fits_stream {
+        if packet.payload().len() != expected || position.ends() != last_of_request || !fits_stream
+        {
             return self.bad_response(c, psn);
         }
         if scatter(&c.mrs, self.pd, &wqe, words, offset as u64, packet.payload()).is_err() {

@@ -28,7 +28,9 @@ use super::status::WcStatus;
 use super::window::{PACKET_CHARGE, WindowId};
 use crate::mem::{Access, PdId};
 use crate::net::Path;
-use crate::queue::{Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, RecvWqe, SendQueue, SendWqe};
+use crate::queue::{
+    Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, RecvWqe, SendQueue, SendWqe,
+};
 use crate::time::Instant;
 use crate::wire::icrc::IpFields;
 use crate::wire::num::{Mtu, Pkey, Psn, Qpn};
@@ -287,7 +289,11 @@ impl Qp {
             turn => turn,
         };
         // A plain ACK rides along, last in the batch: it is the shortest packet there is.
-        if turn == Turn::Idle && self.resp.has_plain_ack() && !batch.is_empty() && !self.send_ack(batch) {
+        if turn == Turn::Idle
+            && self.resp.has_plain_ack()
+            && !batch.is_empty()
+            && !self.send_ack(batch)
+        {
             return Turn::Full;
         }
         turn
@@ -301,6 +307,11 @@ impl Qp {
     /// Whether a plain ACK waits.
     pub(crate) fn has_plain_ack(&self) -> bool {
         self.resp.has_plain_ack()
+    }
+
+    /// Whether it waits for room in a window.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.req.no_room
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.

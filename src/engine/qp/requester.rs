@@ -17,15 +17,15 @@ use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus;
 use crate::engine::window::PACKET_CHARGE;
-use crate::mem::{AccessError, Access, Bind, MrTable, PdId};
+use crate::mem::{Access, AccessError, Bind, MrTable, PdId};
 use crate::queue::wqe::{read_bind, read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
+use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Rkey};
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
-use crate::wire::Opcode;
 
 /// PSNs that may be unacknowledged: half of the number space, so that old and new can be told apart.
 const MAX_SPAN: u32 = 1 << 23;
@@ -117,6 +117,8 @@ pub(super) struct Requester {
     pub(super) cc: Controller,
     /// Earliest time of the next packet, by pace.
     next_send: Instant,
+    /// The last packet that could have been sent found no room in its window.
+    pub(super) no_room: bool,
 }
 
 /// Index into [`Requester::charged`].
@@ -168,6 +170,7 @@ impl Requester {
             drain_event: false,
             cc,
             next_send: Instant::ZERO,
+            no_room: false,
         }
     }
 
@@ -276,6 +279,7 @@ impl Qp {
     /// The packet at the cursor, if it may be sent now. Begins requests, and carries out what is done
     /// here, on the way.
     fn plan(&mut self, c: &mut Common) -> Option<Plan> {
+        self.req.no_room = false;
         if !self.may_request() {
             return None;
         }
@@ -418,7 +422,8 @@ impl Qp {
                     SendOp::CompareSwap => Operation::CompareSwap,
                     _ => Operation::FetchAdd,
                 };
-                plan.opcode = Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain)?;
+                plan.opcode =
+                    Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain)?;
                 plan.charge = PACKET_CHARGE;
                 plan.ext.atomic = Some(match wqe.op {
                     SendOp::CompareSwap => AtomicEth {
@@ -487,6 +492,7 @@ impl Qp {
             let id = if plan.window == TO_US { to_us } else { to_peer };
             if !c.windows.has_room(id, plan.charge, unit) {
                 c.windows.wait(id, self.handle.slot);
+                self.req.no_room = true;
                 return false;
             }
             // An ACK must come back before the window is used up.
@@ -563,7 +569,13 @@ impl Qp {
     }
 
     /// A request failed before it was sent: it takes its place in the queue, to be reported in order.
-    fn fail_beginning(&mut self, c: &mut Common, index: u32, track: Track, status: WcStatus) -> bool {
+    fn fail_beginning(
+        &mut self,
+        c: &mut Common,
+        index: u32,
+        track: Track,
+        status: WcStatus,
+    ) -> bool {
         *self.req.track_mut(index) = track;
         self.req.fresh = index.wrapping_add(1);
         self.fail_locally(c, index, status);
@@ -643,7 +655,15 @@ impl Qp {
 
     /// Releases the charge of packets `from..to` of a request that are acknowledged, as far as they are
     /// in flight.
-    pub(super) fn release_acked(&mut self, c: &mut Common, index: u32, op: SendOp, len: u32, from: u32, to: u32) {
+    pub(super) fn release_acked(
+        &mut self,
+        c: &mut Common,
+        index: u32,
+        op: SendOp,
+        len: u32,
+        from: u32,
+        to: u32,
+    ) {
         let r = &self.req;
         let sent = match index.wrapping_sub(r.cur).cast_signed() {
             ..0 => to,
@@ -766,7 +786,8 @@ fn gather(
         }
         let take = usize::try_from(len - skip).unwrap_or(usize::MAX).min(dst.len());
         let (now, rest) = dst.split_at_mut(take);
-        mrs.local(pd, &sge, Access::empty())?.read_into(usize::try_from(skip).unwrap_or(usize::MAX), now);
+        mrs.local(pd, &sge, Access::empty())?
+            .read_into(usize::try_from(skip).unwrap_or(usize::MAX), now);
         dst = rest;
         skip = 0;
         if dst.is_empty() {

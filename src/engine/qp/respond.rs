@@ -54,7 +54,12 @@ impl Qp {
     }
 
     /// Sends the next packet of a resource. `Some(false)`: no room in the batch. `None`: it failed.
-    fn send_resource(&mut self, c: &mut Common, batch: &mut Batch<'_>, index: usize) -> Option<bool> {
+    fn send_resource(
+        &mut self,
+        c: &mut Common,
+        batch: &mut Batch<'_>,
+        index: usize,
+    ) -> Option<bool> {
         let resource = self.resp.resources.get(index).copied().flatten()?;
         let psn = resource.first.offset(resource.next);
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };

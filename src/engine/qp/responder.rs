@@ -335,7 +335,9 @@ impl Qp {
             c.count(Counter::RespLocalLengthError);
             return Err(Refusal::Fatal(NakCode::InvalidRequest, WcStatus::LocLen));
         }
-        if scatter_into(&c.mrs, self.pd, sges(words, wqe.num_sge), self.resp.bytes, payload).is_err() {
+        if scatter_into(&c.mrs, self.pd, sges(words, wqe.num_sge), self.resp.bytes, payload)
+            .is_err()
+        {
             return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
         }
         self.resp.bytes += payload.len() as u64;
@@ -452,7 +454,12 @@ impl Qp {
             next: 0,
             start: 0,
         };
-        if self.resp.resources.get(self.resp.newest).is_none_or(|r| r.is_some_and(|r| r.is_pending())) {
+        if self
+            .resp
+            .resources
+            .get(self.resp.newest)
+            .is_none_or(|r| r.is_some_and(|r| r.is_pending()))
+        {
             return Err(INVALID);
         }
         let orig = match packet.info().operation {

@@ -90,8 +90,10 @@ pub(crate) const fn edge(kind: QpType, from: QpState, to: QpState) -> Option<Edg
                     MAX_DEST_RD_ATOMIC ALT_PATH ACCESS PKEY_INDEX MIN_RNR_TIMER PATH_MIG),
                 QpType::XrcSend => mask!(PORT AV TIMEOUT RETRY_CNT RNR_RETRY MAX_RD_ATOMIC ALT_PATH
                     ACCESS PKEY_INDEX PATH_MIG),
-                QpType::XrcRecv => mask!(PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS PKEY_INDEX
-                    MIN_RNR_TIMER PATH_MIG),
+                QpType::XrcRecv => {
+                    mask!(PORT AV TIMEOUT MAX_DEST_RD_ATOMIC ALT_PATH ACCESS PKEY_INDEX
+                    MIN_RNR_TIMER PATH_MIG)
+                }
                 QpType::Uc => mask!(AV ALT_PATH ACCESS PKEY_INDEX PATH_MIG),
                 QpType::Ud => mask!(PKEY_INDEX QKEY),
             },
@@ -143,7 +145,11 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
         ("rnr_retry", attr.rnr_retry.map(u64::from), 7),
         ("min_rnr_timer", attr.min_rnr_timer.map(u64::from), 31),
         ("max_rd_atomic", attr.max_rd_atomic.map(u64::from), u64::from(super::MAX_RD_ATOMIC)),
-        ("max_dest_rd_atomic", attr.max_dest_rd_atomic.map(u64::from), u64::from(super::MAX_RD_ATOMIC)),
+        (
+            "max_dest_rd_atomic",
+            attr.max_dest_rd_atomic.map(u64::from),
+            u64::from(super::MAX_RD_ATOMIC),
+        ),
         ("rq_psn", attr.rq_psn.map(u64::from), 0xff_ffff),
         ("sq_psn", attr.sq_psn.map(u64::from), 0xff_ffff),
         ("dest_qpn", attr.dest_qpn.map(u64::from), 0xff_ffff),
@@ -172,7 +178,9 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
         return Err(Cause::AttrValue { attr: "ah.port", got: u64::from(ah.port), want: "1" });
     }
     if attr.alt.is_some() || attr.path_mig.is_some_and(|m| m != super::attr::MigState::Migrated) {
-        return Err(Cause::Unsupported { what: "there is no alternate path: leave alt and path_mig out" });
+        return Err(Cause::Unsupported {
+            what: "there is no alternate path: leave alt and path_mig out",
+        });
     }
     if attr.rate_limit.is_some() {
         return Err(Cause::Unsupported { what: "rate_limit is not offered: leave it out" });
@@ -221,7 +229,11 @@ mod tests {
                         continue;
                     };
                     let with = |mask: Mask| QpAttr::to(to).overridden(&full(), mask);
-                    assert_eq!(check(kind, from, &with(edge.required)), Ok(to), "{kind:?} {from:?} {to:?}");
+                    assert_eq!(
+                        check(kind, from, &with(edge.required)),
+                        Ok(to),
+                        "{kind:?} {from:?} {to:?}"
+                    );
                     for bit in full().mask().iter() {
                         let attr = attr_name(bit);
                         if edge.required.contains(bit) {
