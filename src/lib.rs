@@ -1,4 +1,5 @@
 //! softroce
+pub mod capture;
 pub mod net;
 pub mod time;
 pub mod wire;
