@@ -1,15 +1,23 @@
 //! Every recorded capture: what is in it, that its packets can be rebuilt, and what is noted about them.
 
+#![expect(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
+
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use softroce::capture::{Analysis, Icrc, Inspected, Reader, inspect};
-use softroce::wire::frame::{Dissected, Mac, UdpChecksum, dissect, emit};
+use softroce::capture::{Analysis, Icrc, Inspected, Reader, Writer, inspect};
+use softroce::time::{Duration, Instant};
+use softroce::wire::frame::{Dissected, Mac, NotRoce, UdpChecksum, dissect, emit};
 use softroce::wire::{Packet, PacketBuilder, icrc, opcode};
 
+fn data(dir: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(dir)
+}
+
 fn captures() -> Vec<PathBuf> {
-    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data/captures");
+    let dir = data("captures");
     let files = fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path());
     let mut pcaps: Vec<_> = files.filter(|p| p.extension().is_some_and(|e| e == "pcap")).collect();
     pcaps.sort();
@@ -208,4 +216,111 @@ fn naks_are_named() {
         &[("RNR NAK: wait 81.92 ms", 5), (AFTER_RNR_NAK, 5)],
     );
     noted(&["rnr-nak-exhausted-v6"], &[("RNR NAK: wait 40.96 ms", 3), (AFTER_RNR_NAK, 2)]);
+}
+
+/// Opcode, verdict, and the opcodes of the segments, for each packet.
+fn seen(path: &Path) -> Vec<(String, Icrc, Vec<String>)> {
+    let mut seen = Vec::new();
+    let mut analysis = Analysis::new();
+    inspected(path, |i| {
+        assert_eq!(analysis.observe(i), []);
+        let segments = i.segments().map(|s| {
+            let segment = inspect(&s).unwrap();
+            assert_eq!(segment.icrc, Icrc::Ok);
+            assert_eq!(analysis.observe(&segment), []);
+            opcode::name_of(segment.bth.opcode)
+        });
+        seen.push((opcode::name_of(i.bth.opcode), i.icrc, segments.collect()));
+    });
+    seen
+}
+
+#[test]
+fn unsplit_sends_on_a_loopback_interface() {
+    let message = ["FIRST", "MIDDLE", "MIDDLE", "MIDDLE", "LAST"].map(|p| format!("RC_SEND_{p}"));
+    let first = ("RC_SEND_FIRST".to_owned(), Icrc::Unsplit { segment_len: Some(1040) });
+    let one = ("RC_SEND_ONLY".to_owned(), Icrc::Ok, vec![]);
+    let of_one_family = [(first.0, first.1, message.to_vec()), one];
+    let of_both = [of_one_family.clone(), of_one_family].concat();
+    for file in ["loopback-unsplit.pcap", "any-cooked.pcap", "any-cooked-v2.pcap"] {
+        assert_eq!(seen(&data("links").join(file)), of_both, "{file}");
+    }
+}
+
+#[test]
+fn packets_cut_by_the_capture() {
+    let bytes = fs::read(data("links").join("loopback-snaplen-60.pcap")).unwrap();
+    let mut reader = Reader::new(&bytes[..]).unwrap();
+    let mut seen = Vec::new();
+    let mut analysis = Analysis::new();
+    while let Some(record) = reader.next_record().unwrap() {
+        assert_eq!(record.bytes.len(), 60);
+        let found = dissect(record.link, record.bytes);
+        seen.push(found.map(|d| {
+            let i = inspect(&d).unwrap();
+            assert_eq!(analysis.observe(&i), []);
+            i.icrc
+        }));
+    }
+    // Sixty bytes show the BTH over IPv4, and not even the UDP port over IPv6.
+    let too_long = Icrc::Unsplit { segment_len: None };
+    assert_eq!(seen, [Ok(too_long), Ok(Icrc::Cut), Err(NotRoce::Cut), Err(NotRoce::Cut)]);
+}
+
+#[test]
+fn the_same_capture_in_another_format() {
+    let lines = |path: &Path| {
+        let mut lines = Vec::new();
+        inspected(path, |i| lines.push(i.to_string()));
+        lines
+    };
+    let pcap = lines(&data("captures").join("rc-atomic-v4.pcap"));
+    assert_eq!(pcap, lines(&data("links").join("rc-atomic-v4.pcapng")));
+    assert_eq!(pcap.len(), 14);
+}
+
+#[test]
+fn wireshark_takes_what_is_written() {
+    let mut writer = Writer::new(Vec::new()).unwrap();
+    let mut time = Instant::from_nanos(1_700_000_000_000_000_000);
+    for path in captures() {
+        frames(&path, |_, d| {
+            time += Duration::from_nanos(1001);
+            writer.write_frame(time, &d.envelope, d.datagram, Some(name(&path))).unwrap();
+        });
+    }
+    let file = Path::new(env!("CARGO_TARGET_TMPDIR")).join("written.pcapng");
+    fs::write(&file, writer.into_inner().unwrap()).unwrap();
+
+    // Heuristics take some payloads for protocols that they are not.
+    let fields = ["frame.comment", "frame.protocols", "_ws.malformed", "frame.time_epoch"];
+    let checksums = ["ip.checksum.status", "udp.checksum.status"];
+    let mut tshark = Command::new("tshark");
+    tshark.arg("-r").arg(&file).args(["-T", "fields"]);
+    tshark.args(["--disable-protocol", "rpcordma", "--disable-protocol", "infiniband.eoib"]);
+    tshark.args(["-o", "ip.check_checksum:TRUE", "-o", "udp.check_checksum:TRUE"]);
+    tshark.args(fields.iter().chain(&checksums).flat_map(|field| ["-e", field]));
+    let output = match tshark.output() {
+        Ok(output) => output,
+        Err(e) => {
+            println!("skipped: tshark: {e}");
+            return;
+        }
+    };
+    let text = String::from_utf8(output.stdout).unwrap();
+    let mut time = 1_700_000_000_000_000_000u64;
+    for line in text.lines() {
+        time += 1001;
+        let columns: Vec<_> = line.split('\t').collect();
+        let [comment, protocols, malformed, epoch, ip, udp] = columns[..] else {
+            panic!("{line}");
+        };
+        assert!(protocols.contains(":udp:infiniband"), "{line}");
+        assert_eq!(malformed, "", "{line}");
+        assert_eq!(epoch, format!("1700000000.{:09}", time % 1_000_000_000), "{line}");
+        // 1 is good; IPv6 has no header checksum.
+        assert_eq!((ip, udp), (if comment.ends_with("v6") { "" } else { "1" }, "1"), "{line}");
+    }
+    assert_eq!(text.lines().count(), 1000);
+    fs::remove_file(&file).unwrap();
 }

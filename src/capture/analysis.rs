@@ -145,21 +145,29 @@ impl Analysis {
 
     /// Looks at the next packet and says what is to be said about it.
     ///
-    /// Packets that a receiver drops (damaged, malformed) have no notes and leave no trace. An unsplit send
-    /// is looked at by its [`segments`](Inspected::segments), one call each.
+    /// Packets that a receiver drops (damaged, malformed) have no notes and leave no trace. Of an unsplit
+    /// send, hand over the [`segments`](Inspected::segments) too; if there are none, its flow begins anew.
     pub fn observe(&mut self, packet: &Inspected<'_>) -> Vec<Note> {
         let mut notes = Vec::new();
         let Some(opcode) = packet.opcode() else { return notes };
-        let dropped = matches!(packet.icrc, Icrc::Bad { .. } | Icrc::Unsplit { .. });
-        if dropped || packet.problem.is_some() {
+        let envelope = &packet.frame.envelope;
+        let key = (envelope.src, envelope.dst, packet.bth.dest_qp);
+        match packet.icrc {
+            Icrc::Ok | Icrc::RxeFlush | Icrc::Cut => {}
+            Icrc::Bad { .. } | Icrc::Unsplit { segment_len: Some(_) } => return notes,
+            Icrc::Unsplit { segment_len: None } => {
+                // Nobody knows how many PSNs went by.
+                self.flows.remove(&key);
+                return notes;
+            }
+        }
+        if packet.problem.is_some() {
             return notes;
         }
-        let envelope = &packet.frame.envelope;
         if envelope.traffic_class & 3 == 3 {
             notes.push(Note::Marked);
         }
         let info = opcode.info();
-        let key = (envelope.src, envelope.dst, packet.bth.dest_qp);
         match info.transport {
             Transport::Rc | Transport::Uc | Transport::Xrc => {}
             // Datagrams go to anybody, so their PSNs do not count anything at one receiver.

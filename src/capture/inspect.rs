@@ -72,8 +72,9 @@ pub fn inspect<'a>(frame: &Dissected<'a>) -> Option<Inspected<'a>> {
 
 fn verdict(frame: &Dissected<'_>) -> Icrc {
     let (ip, datagram) = (&frame.ip, frame.datagram);
+    let too_long = frame.datagram_len > MAX_DATAGRAM;
     let Some((sealed, &received)) = datagram.split_last_chunk().filter(|_| !frame.is_cut()) else {
-        return Icrc::Cut;
+        return if too_long { Icrc::Unsplit { segment_len: None } } else { Icrc::Cut };
     };
     let received = u32::from_le_bytes(received);
     let computed = icrc::compute(ip, sealed);
@@ -87,7 +88,7 @@ fn verdict(frame: &Dissected<'_>) -> Icrc {
     }
     match segment_len(frame) {
         Some(Ok(len)) => Icrc::Unsplit { segment_len: Some(len) },
-        None if datagram.len() > MAX_DATAGRAM => Icrc::Unsplit { segment_len: None },
+        None if too_long => Icrc::Unsplit { segment_len: None },
         Some(Err(OneIsBad)) | None => {
             Icrc::Bad { computed, ident: icrc::recover_ident(ip, datagram) }
         }
@@ -207,6 +208,9 @@ impl fmt::Display for Inspected<'_> {
                  hop={hop_limit}"
             )?,
         }
+        if let Icrc::Unsplit { segment_len: Some(_) } = self.icrc {
+            return write!(f, " {}", self.icrc);
+        }
         write!(f, " {}", self.describe())?;
         if let Some(problem) = self.problem {
             write!(f, " malformed ({problem})")?;
@@ -231,10 +235,10 @@ impl fmt::Display for Icrc {
             Self::RxeFlush => f.write_str("as rdma_rxe computes it for FLUSH"),
             Self::Cut => f.write_str("icrc not captured"),
             Self::Unsplit { segment_len: Some(len) } => {
-                write!(f, "of an unsplit send of datagrams of {len} bytes, all ok")
+                write!(f, "unsplit send: datagrams of {len} bytes, icrc of all ok")
             }
             Self::Unsplit { segment_len: None } => {
-                f.write_str("of more than one datagram: an unsplit send, where none is found ok")
+                f.write_str("(longer than any packet: an unsplit send that was not taken apart)")
             }
         }
     }
@@ -462,6 +466,8 @@ mod tests {
         assert_eq!(inspect(&cut).unwrap().icrc, Icrc::Cut);
         let cut = Dissected { datagram: &good[..11], ..frame(&good) };
         assert!(inspect(&cut).is_none());
+        let cut = Dissected { datagram_len: 5000, ..frame(&good) };
+        assert_eq!(inspect(&cut).unwrap().icrc, Icrc::Unsplit { segment_len: None });
         assert!(inspect(&frame(&good[..15])).is_none());
     }
 
@@ -482,6 +488,9 @@ mod tests {
             let inspected = inspect(&frame(&b)).unwrap();
             let segment_len = Some(12 + payload + 4);
             assert_eq!(inspected.icrc, Icrc::Unsplit { segment_len });
+            let line = inspected.to_string();
+            let end = format!("unsplit send: datagrams of {} bytes, icrc of all ok", payload + 16);
+            assert!(line.ends_with(&end), "{line}");
             let inner: Vec<_> =
                 inspected.segments().map(|s| inspect(&s).expect("a packet")).collect();
             assert_eq!(inner.len(), usize::from(middle) + 2);
