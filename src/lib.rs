@@ -1,6 +1,7 @@
 //! softroce
 pub mod engine;
 pub mod mem;
+pub mod capture;
 pub mod net;
 pub mod queue;
 mod sync;

@@ -295,6 +295,9 @@ pub enum NotRoce {
     /// A fragment. RoCEv2 is never fragmented.
     #[error("IP fragment")]
     Fragment,
+    /// IPv4 with the reserved flag set, which no host sends (RFC 791) and the ICRC covers.
+    #[error("IPv4 with the reserved flag set")]
+    ReservedFlag,
     /// UDP to another port.
     #[error("UDP port {0}")]
     Port(u16),
@@ -357,6 +360,9 @@ fn ipv4(bytes: &[u8]) -> Result<Dissected<'_>, NotRoce> {
     }
     if ip.more_frags() || ip.frag_offset() != 0 {
         return Err(NotRoce::Fragment);
+    }
+    if bytes[6] & 0x80 != 0 {
+        return Err(NotRoce::ReservedFlag);
     }
     let header_len = usize::from(ip.header_len());
     if header_len < IPV4_LEN {
@@ -565,6 +571,7 @@ mod tests {
         refused(&b, 23, 6, NotRoce::Protocol(6));
         refused(&b, 20, 0x20, NotRoce::Fragment);
         refused(&b, 21, 0x01, NotRoce::Fragment);
+        refused(&b, 20, 0xc0, NotRoce::ReservedFlag);
         refused(&b, 17, 37, NotRoce::BadLength);
         refused(&b, 39, 15, NotRoce::BadLength);
         refused(&b, 37, 0xb8, NotRoce::Port(4792));

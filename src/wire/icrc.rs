@@ -70,62 +70,59 @@ impl IpFields {
             Family::V6 { .. } => self,
         }
     }
-
-    /// Writes the masked IP, UDP and base transport headers to the front of `out` and returns their length.
-    /// `bth` is the start of the sealed part of `sealed_len` bytes.
-    ///
-    /// The lengths are those of 16-bit fields: there is no ICRC for what does not fit a UDP datagram.
-    #[expect(clippy::cast_possible_truncation, reason = "the length fields have 16 bits")]
-    fn pseudo_headers(&self, bth: &[u8], sealed_len: usize, out: &mut [u8; MAX_PSEUDO]) -> usize {
-        let udp_len = (8 + sealed_len + LEN) as u16;
-        let (ip_len, src_port) = match *self {
-            Self(Family::V4 { src, dst, ident, df, src_port }) => {
-                out[0] = 0x45;
-                out[1] = 0xff;
-                out[2..4].copy_from_slice(&udp_len.wrapping_add(20).to_be_bytes());
-                out[4..6].copy_from_slice(&ident.to_be_bytes());
-                out[6] = u8::from(df) << 6;
-                out[7] = 0;
-                out[8] = 0xff;
-                out[9] = UDP;
-                out[10..12].fill(0xff);
-                out[12..16].copy_from_slice(&src.octets());
-                out[16..20].copy_from_slice(&dst.octets());
-                (20, src_port)
-            }
-            Self(Family::V6 { src, dst, src_port }) => {
-                out[..4].copy_from_slice(&[0x6f, 0xff, 0xff, 0xff]);
-                out[4..6].copy_from_slice(&udp_len.to_be_bytes());
-                out[6] = UDP;
-                out[7] = 0xff;
-                out[8..24].copy_from_slice(&src.octets());
-                out[24..40].copy_from_slice(&dst.octets());
-                (40, src_port)
-            }
-        };
-        let udp = &mut out[ip_len..];
-        udp[..2].copy_from_slice(&src_port.to_be_bytes());
-        udp[2..4].copy_from_slice(&DST_PORT.to_be_bytes());
-        udp[4..6].copy_from_slice(&udp_len.to_be_bytes());
-        udp[6..8].fill(0xff);
-        udp[8..8 + bth.len()].copy_from_slice(bth);
-        udp[8 + 4] = 0xff;
-        ip_len + 8 + bth.len()
-    }
 }
 
-/// The longest masked headers: IPv6, UDP, BTH.
-const MAX_PSEUDO: usize = 40 + 8 + Bth::LEN;
+/// Length of the masked headers: IP, UDP, BTH.
+const V4_LEN: usize = 20 + 8 + Bth::LEN;
+const V6_LEN: usize = 40 + 8 + Bth::LEN;
 
 /// The ICRC of a datagram, as a number. `sealed` is the datagram from the BTH to the pad, without the ICRC.
 ///
-/// On the wire it goes out least significant byte first. Less than a BTH has no ICRC that anybody could
-/// want; the result is then of no use, but there is one.
+/// On the wire it goes out least significant byte first. 0 for less than a BTH, which has no ICRC; and of
+/// no use for what does not fit a UDP datagram.
+#[expect(clippy::cast_possible_truncation, reason = "the length fields have 16 bits")]
 pub fn compute(ip: &IpFields, sealed: &[u8]) -> u32 {
-    let (bth, rest) = sealed.split_at(Bth::LEN.min(sealed.len()));
-    let mut scratch = [0; MAX_PSEUDO];
-    let len = ip.pseudo_headers(bth, sealed.len(), &mut scratch);
-    crc(crc(AFTER_ONES, &scratch[..len]), rest)
+    let Some((bth, rest)) = sealed.split_first_chunk() else { return 0 };
+    let udp_len = (8 + sealed.len() + LEN) as u16;
+    let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_ONES);
+    match *ip {
+        IpFields(Family::V4 { src, dst, ident, df, src_port }) => {
+            let mut b = [0xff; V4_LEN];
+            b[0] = 0x45;
+            b[2..4].copy_from_slice(&udp_len.wrapping_add(20).to_be_bytes());
+            b[4..6].copy_from_slice(&ident.to_be_bytes());
+            b[6] = u8::from(df) << 6;
+            b[7] = 0;
+            b[9] = UDP;
+            b[12..16].copy_from_slice(&src.octets());
+            b[16..20].copy_from_slice(&dst.octets());
+            b[20..].copy_from_slice(&masked_transport(src_port, udp_len, bth));
+            hasher.update(&b);
+        }
+        IpFields(Family::V6 { src, dst, src_port }) => {
+            let mut b = [0xff; V6_LEN];
+            b[0] = 0x6f;
+            b[4..6].copy_from_slice(&udp_len.to_be_bytes());
+            b[6] = UDP;
+            b[8..24].copy_from_slice(&src.octets());
+            b[24..40].copy_from_slice(&dst.octets());
+            b[40..].copy_from_slice(&masked_transport(src_port, udp_len, bth));
+            hasher.update(&b);
+        }
+    }
+    hasher.update(rest);
+    hasher.finalize()
+}
+
+/// UDP and base transport header with ones where they are not covered.
+fn masked_transport(src_port: u16, udp_len: u16, bth: &[u8; Bth::LEN]) -> [u8; 8 + Bth::LEN] {
+    let mut b = [0xff; 8 + Bth::LEN];
+    b[..2].copy_from_slice(&src_port.to_be_bytes());
+    b[2..4].copy_from_slice(&DST_PORT.to_be_bytes());
+    b[4..6].copy_from_slice(&udp_len.to_be_bytes());
+    b[8..].copy_from_slice(bth);
+    b[8 + 4] = 0xff;
+    b
 }
 
 /// Whether the ICRC at the end of a datagram is right. Less than a BTH and an ICRC is wrong.
@@ -155,7 +152,7 @@ pub fn recover_ident(ip: &IpFields, datagram: &[u8]) -> Option<u16> {
     Some(u16::from_be_bytes([low, high]))
 }
 
-/// What Linux rdma_rxe (6.2 and later) writes as the ICRC of a FLUSH: the CRC runs on over the sealed part,
+/// What Linux rdma_rxe (6.12 and 7.3) writes as the ICRC of a FLUSH: the CRC runs on over the sealed part,
 /// unmasked, a second time. For reading captures; by the book it is [`compute`].
 pub fn compute_rxe_flush(ip: &IpFields, sealed: &[u8]) -> u32 {
     crc(compute(ip, sealed), sealed)

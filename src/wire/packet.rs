@@ -1,7 +1,7 @@
 //! One packet: [`Packet`] reads it, [`PacketBuilder`] writes it.
 //!
 //! *Rules.* [`Packet::parse`] checks all lengths; after that no question can fail. It does not check the
-//! ICRC (that needs the IP header, see [`icrc`](super::icrc)) and it knows no queue pairs: whether a pad
+//! ICRC (that needs the IP header, see [`icrc`]) and it knows no queue pairs: whether a pad
 //! count fits the payload, or a payload the path MTU, is the responder's business, who answers it.
 
 use std::fmt;
