@@ -85,7 +85,8 @@ impl RecvProducer {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use crate::wire::num::Lkey;

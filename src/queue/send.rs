@@ -185,7 +185,9 @@ impl SendProducer {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
 mod tests {
     use super::*;
     use crate::mem::{Access, MwKind};

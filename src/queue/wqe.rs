@@ -367,7 +367,7 @@ mod tests {
                 write_inline(&mut words, offset, piece);
                 offset += piece.len();
             }
-            let mut model = vec![0x55; 160];
+            let mut model = [0x55; 160];
             model[..all.len()].copy_from_slice(&all);
             let mut got = vec![0; len];
             read_inline(&words, at, &mut got);
