@@ -640,10 +640,12 @@ mod pages {
     }
 }
 
-#[cfg(all(test, not(loom)))]
+#[cfg(test)]
+#[cfg(not(loom))]
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::sync::Barrier;
     use std::sync::atomic::AtomicBool;
     use std::thread;
 
@@ -746,15 +748,17 @@ mod tests {
         // Ranges that meet inside words, and a counter in the middle of it all.
         const CUTS: [usize; 6] = [0, 3, 21, 77, 79, 96];
         const COUNTER: usize = 96;
-        const TURNS: u8 = 200;
+        const TURNS: u32 = 20_000;
         for (name, copy_in, _) in copies() {
             let span = Span::alloc(256).unwrap();
             let bytes = span.bytes();
+            let start = &Barrier::new(CUTS.len() - 1 + 3);
             thread::scope(|s| {
                 for range in CUTS.windows(2) {
                     s.spawn(move || {
+                        start.wait();
                         let part = bytes.sub(range[0], range[1] - range[0]).unwrap();
-                        for turn in 1..=TURNS {
+                        for turn in (1..=TURNS).map(|turn| turn.to_le_bytes()[0]) {
                             part.write(&vec![turn; part.len()], copy_in);
                             let mut seen = vec![0; part.len()];
                             part.read(&mut seen, words::copy_out);
@@ -767,24 +771,26 @@ mod tests {
                 }
                 for _ in 0..2 {
                     s.spawn(move || {
+                        start.wait();
                         let word = DmaSlice::new(bytes.sub(COUNTER, WORD).unwrap());
-                        for _ in 0..1000 {
+                        for _ in 0..TURNS {
                             word.fetch_add(3).unwrap();
                         }
                     });
                 }
                 s.spawn(move || {
+                    start.wait();
                     // Right behind the counter.
-                    for turn in 1..=TURNS {
+                    for turn in (1..=TURNS).map(|turn| turn.to_le_bytes()[0]) {
                         bytes.sub(COUNTER + WORD, 70).unwrap().write(&[turn; 70], copy_in);
                     }
                 });
             });
             let counter = bytes.word(COUNTER).unwrap().load(Ordering::Relaxed);
-            assert_eq!(counter, 2 * 1000 * 3, "{name}");
+            assert_eq!(counter, u64::from(2 * 3 * TURNS), "{name}");
             let mut all = [0; 96];
             bytes.read_into(0, &mut all);
-            assert!(all.iter().all(|&b| b == TURNS), "{name}: {all:?}");
+            assert!(all.iter().all(|&b| b == TURNS.to_le_bytes()[0]), "{name}: {all:?}");
         }
     }
 

@@ -328,4 +328,5 @@ impl MrTable {
 }
 
 #[cfg(test)]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
 mod tests;

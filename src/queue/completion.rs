@@ -294,3 +294,360 @@ impl CqProducer {
         done
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    fn cqe(tag: QpTag, wr_id: u64) -> Cqe {
+        Cqe { wr_id, qp_slot: tag.slot, stamp: tag.stamp, kind: CqeKind::Recv, ..Cqe::default() }
+    }
+
+    fn ids(cq: &CqShared, max: usize) -> Vec<u64> {
+        let mut ids = Vec::new();
+        let n = cq.poll(max, |cqe| ids.push(cqe.wr_id));
+        assert_eq!(n, ids.len());
+        ids
+    }
+
+    fn attach(cq: &CqShared) -> QpTag {
+        cq.attach_qp(Arc::default())
+    }
+
+    #[test]
+    fn completions_come_in_order_and_no_more_than_asked_for() {
+        let (cq, mut p) = completion_queue(4);
+        let qp = attach(&cq);
+        assert!(cq.is_empty());
+        for id in 0..3 {
+            p.push(cqe(qp, id), false).unwrap();
+        }
+        assert!(!cq.is_empty());
+        assert_eq!(ids(&cq, 0), []);
+        assert_eq!(ids(&cq, 2), [0, 1]);
+        assert_eq!(p.free(), 3);
+        assert_eq!(ids(&cq, 9), [2]);
+        assert!(cq.is_empty());
+    }
+
+    #[test]
+    fn what_is_staged_is_not_seen() {
+        let (cq, mut p) = completion_queue(4);
+        let qp = attach(&cq);
+        cq.arm(false);
+        p.stage(cqe(qp, 1), false).unwrap();
+        p.stage(cqe(qp, 2), false).unwrap();
+        assert!(cq.is_empty());
+        assert_eq!(ids(&cq, 9), []);
+        assert!(p.publish(), "one event for both");
+        assert!(!p.publish(), "nothing new");
+        assert_eq!(ids(&cq, 9), [1, 2]);
+    }
+
+    #[test]
+    fn queue_pairs_that_are_gone_are_not_seen() {
+        let (cq, mut p) = completion_queue(8);
+        let (a, b) = (attach(&cq), attach(&cq));
+        p.push(cqe(a, 1), false).unwrap();
+        p.push(cqe(b, 2), false).unwrap();
+        p.push(cqe(a, 3), false).unwrap();
+        cq.detach_qp(a);
+        let c = attach(&cq);
+        assert_eq!(c.slot, a.slot, "the registry does not grow");
+        assert_ne!(c, a);
+        p.push(cqe(c, 4), false).unwrap();
+        assert_eq!(ids(&cq, 2), [2, 4], "skipped ones do not count");
+        assert!(cq.is_empty());
+        cq.detach_qp(a);
+        p.push(cqe(c, 5), false).unwrap();
+        assert_eq!(ids(&cq, 9), [5], "an old tag detaches nobody");
+        assert_eq!(cq.reset_qp(a), a);
+        p.push(cqe(QpTag { slot: 99, stamp: 0 }, 6), false).unwrap();
+        assert_eq!(ids(&cq, 9), []);
+    }
+
+    #[test]
+    fn a_queue_pair_that_was_reset_starts_afresh() {
+        let (cq, mut p) = completion_queue(8);
+        let counters = Arc::new(QpCounters::default());
+        let before = cq.attach_qp(Arc::clone(&counters));
+        let send = |tag, index| Cqe { wqe_index: index, kind: CqeKind::Send, ..cqe(tag, 0) };
+        p.push(send(before, 5), false).unwrap();
+        let after = cq.reset_qp(before);
+        assert_eq!(ids(&cq, 9), []);
+        assert_eq!(counters.polled(), 0);
+        p.push(send(after, u32::MAX), false).unwrap();
+        p.push(send(after, 3), false).unwrap();
+        assert_eq!(ids(&cq, 1).len(), 1);
+        assert_eq!(counters.polled(), 0, "one past the largest counter");
+        assert_eq!(ids(&cq, 1).len(), 1);
+        assert_eq!(counters.polled(), 4);
+    }
+
+    #[test]
+    fn one_arming_gives_one_event() {
+        let (cq, mut p) = completion_queue(16);
+        let qp = attach(&cq);
+        let mut push = |solicited| p.push(cqe(qp, 0), solicited).unwrap();
+        assert!(!push(true), "not armed");
+        assert!(cq.arm(false), "there is one already");
+        assert!(push(false));
+        assert!(!push(true));
+        ids(&cq, 9);
+        assert!(!cq.arm(false));
+        cq.arm(false);
+        assert!(push(false));
+        assert!(!push(false), "armed twice, still one");
+    }
+
+    #[test]
+    fn solicited_events_wait_for_solicited_completions_and_errors() {
+        let (cq, mut p) = completion_queue(16);
+        let qp = attach(&cq);
+        let error = Cqe { status: 5, ..cqe(qp, 0) };
+        cq.arm(true);
+        assert_eq!(p.push(cqe(qp, 0), false), Ok(false));
+        assert_eq!(p.push(cqe(qp, 0), true), Ok(true));
+        assert_eq!(p.push(cqe(qp, 0), true), Ok(false));
+        cq.arm(true);
+        assert_eq!(p.push(error, false), Ok(true));
+        cq.arm(true);
+        p.stage(cqe(qp, 0), true).unwrap();
+        p.stage(cqe(qp, 0), false).unwrap();
+        assert!(p.publish(), "one of a batch is enough");
+        cq.arm(true);
+        assert_eq!(p.push(cqe(qp, 0), false), Ok(false), "an earlier one is not");
+        cq.arm(false);
+        assert_eq!(p.push(cqe(qp, 0), false), Ok(true), "widened");
+        cq.arm(false);
+        cq.arm(true);
+        assert_eq!(p.push(cqe(qp, 0), false), Ok(true), "not narrowed");
+    }
+
+    #[test]
+    fn an_overrun_is_for_ever() {
+        let (cq, mut p) = completion_queue(2);
+        let qp = attach(&cq);
+        p.push(cqe(qp, 1), false).unwrap();
+        p.push(cqe(qp, 2), false).unwrap();
+        assert!(!cq.is_overrun());
+        assert_eq!(p.push(cqe(qp, 3), false), Err(Overrun));
+        assert!(cq.is_overrun());
+        assert_eq!(ids(&cq, 9), [1, 2], "what fitted is there");
+        assert_eq!(p.push(cqe(qp, 4), false), Err(Overrun), "a hole must not look like order");
+        assert_eq!(ids(&cq, 9), []);
+    }
+
+    #[test]
+    fn a_panic_takes_one_completion_with_it() {
+        let (cq, mut p) = completion_queue(4);
+        let qp = attach(&cq);
+        for id in 0..4 {
+            p.push(cqe(qp, id), false).unwrap();
+        }
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            cq.poll(9, |cqe| assert_ne!(cqe.wr_id, 1));
+        }));
+        assert!(panic.is_err());
+        assert_eq!(ids(&cq, 9), [2, 3]);
+        assert_eq!(p.free(), 4);
+    }
+
+    #[test]
+    fn a_resized_queue_keeps_what_is_in_it() {
+        let (cq, mut p) = completion_queue(3);
+        let qp = attach(&cq);
+        for id in 0..3 {
+            p.push(cqe(qp, id), false).unwrap();
+        }
+        assert!(!p.resize(2));
+        assert_eq!(cq.depth(), 3);
+        assert_eq!(ids(&cq, 1), [0]);
+        assert!(p.resize(2));
+        assert_eq!((cq.depth(), p.free()), (2, 0));
+        assert!(p.resize(10));
+        p.push(cqe(qp, 3), false).unwrap();
+        assert_eq!(ids(&cq, 9), [1, 2, 3]);
+        assert!(cq.is_empty());
+        assert_eq!(p.free(), 10);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push { qp: usize, solicited: bool, publish: bool },
+        Poll(usize),
+        Attach,
+        Detach(usize),
+        Reset(usize),
+        Arm(bool),
+        Resize(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            8 => (0usize..9, any::<bool>(), any::<bool>())
+                .prop_map(|(qp, solicited, publish)| Op::Push { qp, solicited, publish }),
+            4 => (0usize..6).prop_map(Op::Poll),
+            2 => Just(Op::Attach),
+            1 => (0usize..9).prop_map(Op::Detach),
+            1 => (0usize..9).prop_map(Op::Reset),
+            2 => any::<bool>().prop_map(Op::Arm),
+            1 => (1u32..20).prop_map(Op::Resize),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_queue_follows_the_model(ops in prop::collection::vec(op(), 1..150)) {
+            let (cq, mut p) = completion_queue(12);
+            // Entries: id, and owner as (name, life); owners: name, life, tag.
+            let mut queue: VecDeque<(u64, (u64, u64), bool)> = VecDeque::new();
+            let mut published = 0;
+            let mut qps: Vec<(u64, u64, QpTag)> = Vec::new();
+            let (mut next, mut depth, mut armed) = (0u64, 12usize, DISARMED);
+            for op in ops {
+                match op {
+                    Op::Push { qp, solicited, publish } => {
+                        let n = qps.len().max(1);
+                        let Some(&(name, life, tag)) = qps.get(qp % n) else { continue };
+                        // An overrun ends everything; it has a test of its own.
+                        if queue.len() == depth {
+                            continue;
+                        }
+                        p.stage(cqe(tag, next), solicited).unwrap();
+                        queue.push_back((next, (name, life), solicited));
+                        next += 1;
+                        if publish {
+                            let fresh = queue.iter().skip(published);
+                            let any_solicited = fresh.map(|entry| entry.2).fold(false, |a, b| a | b);
+                            let fires = armed == ANY || armed == SOLICITED && any_solicited;
+                            prop_assert_eq!(p.publish(), fires);
+                            if fires {
+                                armed = DISARMED;
+                            }
+                            published = queue.len();
+                        }
+                    }
+                    Op::Poll(max) => {
+                        let mut want = Vec::new();
+                        while want.len() < max && published > 0 {
+                            let Some((id, owner, _)) = queue.pop_front() else { break };
+                            published -= 1;
+                            if qps.iter().any(|&(name, life, _)| (name, life) == owner) {
+                                want.push(id);
+                            }
+                        }
+                        prop_assert_eq!(ids(&cq, max), want);
+                    }
+                    Op::Attach => {
+                        next += 1;
+                        qps.push((next, 0, attach(&cq)));
+                    }
+                    Op::Detach(qp) if !qps.is_empty() => {
+                        let (_, _, tag) = qps.swap_remove(qp % qps.len());
+                        cq.detach_qp(tag);
+                    }
+                    Op::Reset(qp) if !qps.is_empty() => {
+                        let n = qps.len();
+                        let (_, life, tag) = &mut qps[qp % n];
+                        *life += 1;
+                        *tag = cq.reset_qp(*tag);
+                    }
+                    Op::Detach(_) | Op::Reset(_) => {}
+                    Op::Arm(solicited_only) => {
+                        prop_assert_eq!(cq.arm(solicited_only), published > 0);
+                        armed = armed.max(if solicited_only { SOLICITED } else { ANY });
+                    }
+                    Op::Resize(n) => {
+                        let fits = queue.len() <= n as usize;
+                        prop_assert_eq!(p.resize(n), fits);
+                        if fits {
+                            depth = n as usize;
+                        }
+                    }
+                }
+                prop_assert_eq!(cq.is_empty(), published == 0);
+                prop_assert_eq!(p.free() as usize, depth - queue.len());
+            }
+        }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    fn queue() -> (Arc<CqShared>, CqProducer, Cqe) {
+        let (cq, p) = completion_queue(2);
+        let tag = cq.attach_qp(Arc::default());
+        let cqe =
+            Cqe { qp_slot: tag.slot, stamp: tag.stamp, kind: CqeKind::Recv, ..Cqe::default() };
+        (cq, p, cqe)
+    }
+
+    /// Whoever arms, looks and goes to sleep has seen the completion or will get the event.
+    #[test]
+    fn loom_no_completion_slips_between_arming_and_looking() {
+        loom::model(|| {
+            let (cq, mut p, cqe) = queue();
+            let engine = thread::spawn(move || p.push(cqe, false).unwrap());
+            cq.arm(false);
+            let seen = cq.poll(1, |_| {});
+            let event = engine.join().unwrap();
+            assert!(seen == 1 || event, "asleep for ever");
+        });
+    }
+
+    /// The same for those who look without taking.
+    #[test]
+    fn loom_what_arm_says_is_enough_to_go_to_sleep() {
+        loom::model(|| {
+            let (cq, mut p, cqe) = queue();
+            let engine = thread::spawn(move || p.push(cqe, false).unwrap());
+            let pending = cq.arm(false);
+            let event = engine.join().unwrap();
+            assert!(pending || event, "asleep for ever");
+        });
+    }
+
+    /// Widening from solicited to any while a plain completion arrives.
+    #[test]
+    fn loom_widening_is_not_lost() {
+        loom::model(|| {
+            let (cq, mut p, cqe) = queue();
+            cq.arm(true);
+            let engine = thread::spawn(move || {
+                let first = p.push(cqe, false).unwrap();
+                (first, p)
+            });
+            let pending = cq.arm(false);
+            let (event, mut p) = engine.join().unwrap();
+            assert!(pending || event, "asleep for ever");
+            // At most one event for all the arming: the flag is still up if there was none.
+            assert_eq!(p.push(cqe, true), Ok(!event));
+        });
+    }
+
+    /// Two pollers and a detach: each completion is given out at most once, none after the detach.
+    #[test]
+    fn loom_pollers_share_and_a_detach_is_final() {
+        loom::model(|| {
+            let (cq, mut p, cqe) = queue();
+            let tag = QpTag { slot: cqe.qp_slot, stamp: cqe.stamp };
+            p.push(cqe, false).unwrap();
+            let other = Arc::clone(&cq);
+            let poller = thread::spawn(move || other.poll(1, |_| {}));
+            let mine = cq.poll(1, |_| {});
+            cq.detach_qp(tag);
+            assert_eq!(cq.poll(1, |_| {}), 0);
+            let theirs = poller.join().unwrap();
+            assert!(mine + theirs <= 1);
+            assert!(cq.is_empty());
+        });
+    }
+}

@@ -61,3 +61,13 @@ pub struct Cqe {
     /// Which queue.
     pub kind: CqeKind,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn size() {
+        assert_eq!(size_of::<Cqe>(), 64);
+    }
+}

@@ -298,3 +298,230 @@ impl<H> fmt::Debug for Consumer<H> {
             .finish_non_exhaustive()
     }
 }
+
+#[cfg(test)]
+#[cfg(not(loom))]
+#[expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::VecDeque;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::thread;
+
+    fn put(p: &mut Producer<u64>, v: u64) -> bool {
+        p.push(|header, words| {
+            *header = v;
+            words.fill(v + 1);
+        })
+    }
+
+    fn take(c: &mut Consumer<u64>) -> Option<u64> {
+        let (&v, words) = c.get(c.tail())?;
+        assert!(words.iter().all(|&w| w == v + 1), "{words:?} behind {v}");
+        c.release(c.tail().wrapping_add(1));
+        Some(v)
+    }
+
+    #[test]
+    fn a_ring_of_no_slots_is_always_full() {
+        let (mut p, c) = ring::<u64>(0, 3);
+        assert_eq!(p.free(), 0);
+        assert!(!put(&mut p, 1));
+        assert!(c.is_empty() && c.get(0).is_none());
+    }
+
+    #[test]
+    fn nothing_is_seen_before_it_is_published() {
+        let (mut p, c) = ring::<u64>(4, 1);
+        assert!(p.stage(|header, _| *header = 1));
+        assert!(p.stage(|header, _| *header = 2));
+        assert_eq!((p.free(), c.len()), (2, 0));
+        assert!(c.get(0).is_none());
+        p.publish();
+        assert_eq!(c.len(), 2);
+        assert_eq!(c.get(1).map(|(&header, _)| header), Some(2));
+        assert!(c.get(2).is_none() && c.get(u32::MAX).is_none());
+    }
+
+    #[test]
+    fn a_writer_that_fails_or_panics_leaves_the_slot_free() {
+        let (mut p, mut c) = ring::<u64>(2, 1);
+        assert!(put(&mut p, 1));
+        assert_eq!(p.try_stage(|_, _| Err("no")), Err("no"));
+        let panic = catch_unwind(AssertUnwindSafe(|| p.push(|_, _| panic!("in the writer"))));
+        assert!(panic.is_err());
+        assert_eq!((p.free(), c.len()), (1, 1));
+        assert!(put(&mut p, 2));
+        assert_eq!((take(&mut c), take(&mut c), take(&mut c)), (Some(1), Some(2), None));
+    }
+
+    #[test]
+    #[should_panic(expected = "released 2 slots of 1")]
+    fn releasing_what_is_not_there_panics() {
+        let (mut p, mut c) = ring::<u64>(4, 0);
+        put(&mut p, 1);
+        c.release(2);
+    }
+
+    #[test]
+    #[should_panic(expected = "ends of two rings")]
+    fn ends_of_two_rings_do_not_resize() {
+        let (mut p, _) = ring::<u64>(4, 0);
+        let (_, mut c) = ring::<u64>(4, 0);
+        resize(&mut p, &mut c, 8);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Op {
+        Push,
+        Stage,
+        Publish,
+        Take(u32),
+        Resize(u32),
+    }
+
+    fn op() -> impl Strategy<Value = Op> {
+        prop_oneof![
+            6 => Just(Op::Push),
+            4 => Just(Op::Stage),
+            2 => Just(Op::Publish),
+            5 => (0u32..5).prop_map(Op::Take),
+            1 => (0u32..12).prop_map(Op::Resize),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn a_ring_behaves_as_a_deque(
+            depth in 1u32..9,
+            stride in 0usize..4,
+            // Counters wrap soon, soon or late.
+            start in prop_oneof![Just(0), (u32::MAX - 20)..=u32::MAX, any::<u32>()],
+            ops in prop::collection::vec(op(), 1..200),
+        ) {
+            let (mut p, mut c) = ring_at::<u64>(depth, stride, start);
+            let (mut model, mut published, mut depth) = (VecDeque::new(), 0, depth as usize);
+            let mut next = 0;
+            for op in ops {
+                match op {
+                    Op::Push | Op::Stage => {
+                        let write = |header: &mut u64, words: &mut [u64]| {
+                            *header = next;
+                            words.fill(next + 1);
+                        };
+                        let push = matches!(op, Op::Push);
+                        let done = if push { p.push(write) } else { p.stage(write) };
+                        prop_assert_eq!(done, model.len() < depth);
+                        if done {
+                            model.push_back(next);
+                            next += 1;
+                        }
+                        if push {
+                            published = model.len();
+                        }
+                    }
+                    Op::Publish => {
+                        p.publish();
+                        published = model.len();
+                    }
+                    Op::Take(n) => {
+                        for _ in 0..n {
+                            let want = if published > 0 { model.pop_front() } else { None };
+                            published = published.saturating_sub(1);
+                            prop_assert_eq!(take(&mut c), want);
+                        }
+                    }
+                    Op::Resize(n) => {
+                        let done = resize(&mut p, &mut c, n);
+                        prop_assert_eq!(done, model.len() <= n as usize);
+                        if done {
+                            depth = n as usize;
+                        }
+                    }
+                }
+                prop_assert_eq!(p.depth() as usize, depth);
+                prop_assert_eq!(p.free() as usize, depth - model.len());
+                prop_assert_eq!(c.len() as usize, published);
+                prop_assert_eq!(p.next().wrapping_sub(c.tail()) as usize, model.len());
+                for (i, v) in model.iter().enumerate() {
+                    let at = c.tail().wrapping_add(i as u32);
+                    prop_assert_eq!(c.get(at).map(|(&h, _)| h), (i < published).then_some(*v));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn two_threads_see_every_slot_once_in_order() {
+        const N: u64 = 100_000;
+        let (mut p, mut c) = ring_at::<u64>(7, 3, u32::MAX - 1000);
+        thread::scope(|s| {
+            s.spawn(move || {
+                for v in 0..N {
+                    while !put(&mut p, v) {
+                        thread::yield_now();
+                    }
+                }
+            });
+            for v in 0..N {
+                let got = loop {
+                    match take(&mut c) {
+                        Some(got) => break got,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(got, v);
+            }
+        });
+    }
+}
+
+#[cfg(all(test, loom))]
+mod loom_tests {
+    use super::*;
+    use loom::thread;
+
+    /// Through the wrap of slots and counters, batched and not. The cells notice if both ends are in one slot.
+    #[test]
+    fn loom_slots_change_hands_by_release_and_acquire() {
+        loom::model(|| {
+            let (mut p, mut c) = ring_at::<u32>(2, 1, u32::MAX - 1);
+            let producer = thread::spawn(move || {
+                assert!(p.stage(|header, words| (*header, words[0]) = (0, 10)));
+                assert!(p.push(|header, words| (*header, words[0]) = (1, 11)));
+                while !p.push(|header, words| (*header, words[0]) = (2, 12)) {
+                    thread::yield_now();
+                }
+            });
+            let mut want = 0;
+            while want < 3 {
+                let Some((&v, words)) = c.get(c.tail()) else {
+                    thread::yield_now();
+                    continue;
+                };
+                assert_eq!((v, words[0]), (want, u64::from(want) + 10));
+                want += 1;
+                c.release(c.tail().wrapping_add(1));
+            }
+            producer.join().unwrap();
+            assert!(c.is_empty());
+        });
+    }
+
+    #[test]
+    fn loom_a_full_ring_refuses_until_a_slot_is_released() {
+        loom::model(|| {
+            let (mut p, mut c) = ring_at::<u32>(1, 0, u32::MAX);
+            assert!(p.push(|header, _| *header = 1));
+            let consumer = thread::spawn(move || {
+                assert_eq!(c.get(c.tail()).map(|(&h, _)| h), Some(1));
+                c.release(c.tail().wrapping_add(1));
+                c
+            });
+            let second = p.push(|header, _| *header = 2);
+            let c = consumer.join().unwrap();
+            assert_eq!(c.get(0).map(|(&h, _)| h), second.then_some(2));
+        });
+    }
+}

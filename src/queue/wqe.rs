@@ -289,3 +289,120 @@ pub fn write_bind(words: &mut [u64], bind: &BindWqe) {
 }
 
 const KIND_TYPE2: u64 = 1 << 63;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn sizes() {
+        // One cache line each: there is one per slot of every queue.
+        assert_eq!(size_of::<SendWqe>(), 64);
+        assert_eq!(size_of::<RecvWqe>(), 16);
+    }
+
+    #[test]
+    fn completions_are_called_as_in_libibverbs() {
+        use SendOp as Op;
+        let all = [
+            (Op::Write, 0, 1),
+            (Op::WriteImm, 1, 1),
+            (Op::Send, 2, 0),
+            (Op::SendImm, 3, 0),
+            (Op::Read, 4, 2),
+            (Op::CompareSwap, 5, 3),
+            (Op::FetchAdd, 6, 4),
+            (Op::LocalInv, 7, 6),
+            (Op::BindMw, 8, 5),
+            (Op::SendInv, 9, 0),
+            (Op::Flush, 14, 8),
+            (Op::AtomicWrite, 15, 9),
+        ];
+        for (op, wr, wc) in all {
+            assert_eq!((op as u8, op.wc_opcode()), (wr, wc), "{op:?}");
+        }
+    }
+
+    #[test]
+    fn elements_are_counted_and_bounded() {
+        let one = Sge { addr: 1, length: u32::MAX, lkey: Lkey(3) };
+        let mut words = [0; 7];
+        assert_eq!(
+            write_sges(&mut words, 2, [Sge { length: 1, ..one }; 3]),
+            Err(PostError::TooManySge { max: 2 }),
+            "more than allowed, though there is room"
+        );
+        let got = write_sges(&mut words, 9, [Sge { length: 0, ..one }; 4]);
+        assert_eq!(got, Err(PostError::TooManySge { max: 9 }), "more than there is room for");
+        assert_eq!(write_sges(&mut words, 3, [one, one]), Err(PostError::TooLong));
+        assert_eq!(write_sges(&mut words, 3, []), Ok(Written { num_sge: 0, length: 0 }));
+        assert_eq!(sges(&words, u16::MAX).len(), 3, "a count is never believed beyond the slot");
+        assert_eq!(sges(&[], 4).len(), 0);
+    }
+
+    proptest! {
+        #[test]
+        fn elements_come_back(list in prop::collection::vec((any::<u64>(), 0u32..1 << 24, any::<u32>()), 0..8)) {
+            let list: Vec<Sge> = list
+                .into_iter()
+                .map(|(addr, length, lkey)| Sge { addr, length, lkey: Lkey(lkey) })
+                .collect();
+            let mut words = [7; 16];
+            let done = write_sges(&mut words, 8, list.iter().copied()).unwrap();
+            prop_assert_eq!(done.length, list.iter().map(|sge| sge.length).sum::<u32>());
+            prop_assert_eq!(sges(&words, done.num_sge).collect::<Vec<_>>(), list);
+        }
+
+        #[test]
+        fn inline_bytes_come_back(
+            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 0..30), 0..5),
+            at in 0usize..40,
+            len in 0usize..40,
+        ) {
+            let all = pieces.concat();
+            let mut words = vec![0x5555_5555_5555_5555; 20];
+            let mut offset = 0;
+            for piece in &pieces {
+                write_inline(&mut words, offset, piece);
+                offset += piece.len();
+            }
+            let mut model = [0x55; 160];
+            model[..all.len()].copy_from_slice(&all);
+            let mut got = vec![0; len];
+            read_inline(&words, at, &mut got);
+            prop_assert_eq!(&got[..], &model[at..at + len]);
+        }
+
+        #[test]
+        fn inline_never_leaves_the_slot(at in 0usize..100, len in 0usize..100) {
+            let mut words = [u64::MAX; 4];
+            write_inline(&mut words, at, &vec![1; len]);
+            let mut got = vec![9; len];
+            read_inline(&words, at, &mut got);
+            for (i, b) in got.into_iter().enumerate() {
+                prop_assert_eq!(b, u8::from(at + i < 32));
+            }
+        }
+
+        #[test]
+        fn binds_come_back(
+            keys: [u32; 3], addr: u64, len: u64, access in 0u32..1 << 21, two: bool,
+        ) {
+            let bind = BindWqe {
+                mw: Rkey(keys[0]),
+                new_rkey: Rkey(keys[1]),
+                mr: Lkey(keys[2]),
+                addr,
+                len,
+                access: Access::from_bits_retain(access),
+                kind: if two { MwKind::Type2 } else { MwKind::Type1 },
+            };
+            let mut words = [0; 5];
+            write_bind(&mut words, &bind);
+            prop_assert_eq!(read_bind(&words), Some(bind));
+            prop_assert_eq!(words[4], 0);
+            prop_assert_eq!(read_bind(&words[..3]), None);
+        }
+    }
+}

@@ -505,6 +505,7 @@ fn op() -> impl Strategy<Value = Op> {
         ).prop_map(|((mw, mr, low, own, right), (at, len, access, clean, pd, qp))| {
             let odd = Access::LOCAL_WRITE | Access::MW_BIND | Access::ZERO_BASED;
             let access = if clean { access - odd } else { access };
+            let access = if low % 4 == 0 { access | Access::ZERO_BASED } else { access };
             Op::Bind { mw, mr, low, foreign: !own, at, len, access, right, pd, qp }
         }),
         2 => (pick.clone(), mostly(), mostly()).prop_map(|(which, pd, qp)| Op::Invalidate { which, pd, qp }),
@@ -615,9 +616,14 @@ proptest! {
                 }
                 Op::Access { which, pd: first, qp: one, at, len, need } => {
                     let Some(&rkey) = m.rkeys.get(which % m.rkeys.len().max(1)) else { continue };
-                    let base = m.mws.get(&rkey).and_then(|mw| mw.bound).map(|b| b.addr)
-                        .or_else(|| m.mrs.values().find(|mr| mr.rkey == rkey).map(|mr| mr.iova))
-                        .unwrap_or(0x10_0000);
+                    let window = m.mws.get(&rkey).and_then(|mw| mw.bound);
+                    let region = m.mrs.values().find(|mr| mr.rkey == rkey);
+                    let base = match (window, region) {
+                        (Some(b), _) if b.access.contains(Access::ZERO_BASED) => 0,
+                        (Some(b), _) => b.addr,
+                        (None, Some(mr)) => mr.iova,
+                        (None, None) => 0x10_0000,
+                    };
                     let va = base.wrapping_add_signed(at);
                     let want = m.remote(pd(first), qp(one), rkey, va, len, need);
                     match (t.remote(pd(first), qp(one), rkey, va, len, need), want) {
