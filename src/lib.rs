@@ -2,6 +2,7 @@
 pub mod engine;
 pub mod mem;
 pub mod net;
+pub mod port;
 pub mod queue;
 mod sync;
 pub mod time;
