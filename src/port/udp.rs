@@ -202,11 +202,50 @@ impl From<OpenError> for io::Error {
 struct Endpoint {
     socket: UdpSocket,
     address: PortAddress,
-    /// Traffic class and hop limit that leave without control data.
-    default_class: u8,
-    default_hops: u8,
+    class: Habit,
+    hops: Habit,
     /// Buffers to offer in the next receive call.
     wanted: usize,
+}
+
+/// A field that the socket fills in by itself, and when to change that.
+///
+/// Control data is copied and allocated for by the kernel with each send, which a small message notices
+/// (2 % of a round trip for each field), and most programs use one traffic class and one hop limit. So what
+/// a number of sends in a row ask for becomes the socket's own value, and needs no control data after that.
+#[derive(Clone, Copy, Debug)]
+struct Habit {
+    level: i32,
+    option: i32,
+    /// What the socket filled in when it was new.
+    initial: u8,
+    /// What it fills in.
+    value: u8,
+    /// What the last sends asked for, and how many they were.
+    wanted: u8,
+    streak: u8,
+}
+
+impl Habit {
+    const STREAK: u8 = 64;
+
+    fn new(level: i32, option: i32, value: u8) -> Self {
+        Self { level, option, initial: value, value, wanted: value, streak: 0 }
+    }
+
+    /// Takes note of a send that asks for `wanted`.
+    fn see(&mut self, socket: BorrowedFd<'_>, wanted: u8) {
+        if wanted != self.wanted {
+            (self.wanted, self.streak) = (wanted, 0);
+        }
+        self.streak = self.streak.saturating_add(1);
+        if self.streak == Self::STREAK
+            && wanted != self.value
+            && sys::set_option(socket, self.level, self.option, i32::from(wanted)).is_ok()
+        {
+            self.value = wanted;
+        }
+    }
 }
 
 /// RoCEv2 over UDP sockets. See the [module](self).
@@ -327,8 +366,8 @@ impl UdpPort {
                     segments_v4 = Some(1);
                 }
             }
-            let (default_class, default_hops) = (0, default_hops(&socket, v4));
-            endpoints.push(Endpoint { socket, address, default_class, default_hops, wanted: 1 });
+            let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
+            endpoints.push(Endpoint { socket, address, class, hops, wanted: 1 });
         }
         let segments = |found: Option<usize>| match config.gso {
             GsoPolicy::Off => 1,
@@ -463,7 +502,10 @@ impl UdpPort {
     fn send_run(&mut self, at: usize, first: &Transmit, tx: &mut TxBatch) -> io::Result<()> {
         let (src, scope_id) = (first.path.src, first.path.scope_id);
         let limit = self.segments_to(&first.path.dst);
-        let endpoint = &self.endpoints[at];
+        let endpoint = &mut self.endpoints[at];
+        endpoint.class.see(endpoint.socket.as_fd(), first.path.traffic_class);
+        let hop_limit = endpoint.hop_limit(&first.path);
+        endpoint.hops.see(endpoint.socket.as_fd(), hop_limit);
         let run = tx.entries().take_while(|(t, _)| {
             let same_socket = t.path.src == src && t.path.scope_id == scope_id;
             same_socket && t.path.dst.is_ipv4() == src.is_ipv4() && t.segments() <= limit
@@ -612,6 +654,11 @@ impl Port for UdpPort {
 }
 
 impl Endpoint {
+    /// The hop limit to send with: 0 means "not said", as in an address handle that was left zero.
+    fn hop_limit(&self, path: &Path) -> u8 {
+        if path.hop_limit == 0 { self.hops.initial } else { path.hop_limit }
+    }
+
     /// A datagram (or several in segments) as the system call wants it. Control data only for what the
     /// socket would not do by itself: it is copied, and allocated for, by the kernel.
     fn outgoing<'a>(&self, t: &Transmit, payload: &'a [u8], port: u16) -> Outgoing<'a> {
@@ -625,12 +672,12 @@ impl Endpoint {
         } else {
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
         };
-        if path.traffic_class != self.default_class {
+        if path.traffic_class != self.class.value {
             control.push(level, class, &i32::from(path.traffic_class).to_ne_bytes());
         }
-        // A hop limit of 0 means "not said", as in an address handle that was left zero.
-        if path.hop_limit != self.default_hops && path.hop_limit != 0 {
-            control.push(level, hops, &i32::from(path.hop_limit).to_ne_bytes());
+        let hop_limit = self.hop_limit(path);
+        if hop_limit != self.hops.value {
+            control.push(level, hops, &i32::from(hop_limit).to_ne_bytes());
         }
         Outgoing { to: Name::new(path.dst, port, path.scope_id), control, payload }
     }
@@ -760,11 +807,18 @@ fn bind(socket: &UdpSocket, address: &PortAddress, port: u16) -> Result<(), Open
     })
 }
 
-/// The hop limit that the socket sends with if told nothing; 0 (never equal) where it cannot be read.
-fn default_hops(socket: &UdpSocket, v4: bool) -> u8 {
+/// Traffic class and hop limit that a new socket fills in.
+fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)> {
     let socket = socket2::SockRef::from(socket);
-    let hops = if v4 { socket.ttl_v4() } else { socket.unicast_hops_v6() };
-    hops.ok().and_then(|h| u8::try_from(h).ok()).unwrap_or(0)
+    let hops = if v4 { socket.ttl_v4()? } else { socket.unicast_hops_v6()? };
+    let hops = u8::try_from(hops).unwrap_or(u8::MAX);
+    Ok(if v4 {
+        let level = libc::IPPROTO_IP;
+        (Habit::new(level, libc::IP_TOS, 0), Habit::new(level, libc::IP_TTL, hops))
+    } else {
+        let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS);
+        (Habit::new(level, libc::IPV6_TCLASS, 0), Habit::new(level, option, hops))
+    })
 }
 
 fn watch(endpoints: &[Endpoint]) -> io::Result<Epoll> {
@@ -787,5 +841,195 @@ impl fmt::Display for UdpPort {
             write!(f, "{}{address}", if i > 0 { "," } else { "" })?;
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    /// A port that can talk to itself at `ip`, at any free UDP port, so that it is in nobody's way. `None`
+    /// where the address does not exist.
+    fn open(ip: &str) -> Option<UdpPort> {
+        let ip: IpAddr = ip.parse().unwrap();
+        let address = netdev::address(ip, 0).unwrap()?;
+        for _ in 0..100 {
+            let any = UdpSocket::bind((ip, 0)).unwrap().local_addr().unwrap().port();
+            match UdpPort::open(UdpConfig { port: any, ..UdpConfig::new(vec![address.clone()]) }) {
+                Ok(port) => return Some(port),
+                Err(OpenError::InUse { .. }) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+        panic!("no free port in 100 attempts");
+    }
+
+    fn to_itself(port: &UdpPort) -> Path {
+        let ip = port.addresses[0].ip;
+        Path {
+            src: ip,
+            dst: ip,
+            src_port: port.port,
+            traffic_class: 2,
+            hop_limit: 64,
+            flow_label: 0,
+            scope_id: 0,
+        }
+    }
+
+    fn send(port: &mut UdpPort, payload: &[u8], segment_size: Option<u16>) {
+        let mut tx = TxBatch::default();
+        tx.spare()[..payload.len()].copy_from_slice(payload);
+        let path = to_itself(port);
+        tx.commit(Transmit { path, ident: 0, len: payload.len(), segment_size }, 0);
+        port.send(&mut tx).unwrap();
+        assert!(tx.is_empty());
+    }
+
+    fn receive(port: &mut UdpPort, bytes: usize) -> Vec<(RxMeta, Vec<u8>)> {
+        let mut rx = RxBatch::new(4, RxBatch::WHOLE);
+        let mut got = Vec::new();
+        while got.iter().map(|(_, b): &(RxMeta, Vec<u8>)| b.len()).sum::<usize>() < bytes {
+            let mut fds = [PollFd::new(port.readiness().unwrap(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut fds, PollTimeout::from(20_000u16)), Ok(1));
+            port.recv(&mut rx).unwrap();
+            got.extend(rx.iter().map(|(meta, bytes)| (meta, bytes.to_vec())));
+        }
+        got
+    }
+
+    /// Makes the kernel refuse segmented sends, which need checksums: in IPv4 by leaving them out in all
+    /// sends of the socket, in IPv6 likewise.
+    fn forbid_checksums(port: &UdpPort) {
+        let fd = port.endpoints[0].socket.as_fd();
+        if port.addresses[0].ip.is_ipv4() {
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+        } else {
+            sys::set_option(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_to_segment_over_ipv4() {
+        let mut port = open("127.0.0.1").unwrap();
+        forbid_checksums(&port);
+        assert!(port.caps().gso_segments_v4 > 1);
+        send(&mut port, &[1; 300], Some(100));
+        assert_eq!(port.caps().gso_segments_v4, 1, "the engine is told");
+        let s = port.stats();
+        assert_eq!((s.gso_refused, s.send_errors, s.sent_datagrams), (1, 3, 0));
+        assert_eq!(port.last_error().map(|e| e.errno), Some(libc::EIO));
+        // Nothing of it was sent: the identifications would be wrong.
+        send(&mut port, &[2; 100], None);
+        let got = receive(&mut port, 100);
+        assert_eq!(got[0].1, [2; 100]);
+        // What had been staged before the engine knew is dropped without asking the kernel.
+        send(&mut port, &[3; 300], Some(100));
+        assert_eq!((port.stats().gso_refused, port.stats().send_errors), (1, 6));
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_to_segment_over_ipv6() {
+        let Some(mut port) = open("::1") else { return println!("skipped: no ::1 here") };
+        forbid_checksums(&port);
+        assert!(port.caps().gso_segments_v6 > 1);
+        let payload: Vec<u8> = (0..250).collect();
+        send(&mut port, &payload, Some(100));
+        assert_eq!(port.caps().gso_segments_v6, 1);
+        let s = port.stats();
+        assert_eq!((s.gso_refused, s.send_errors, s.sent_datagrams), (1, 0, 3));
+        // They arrive one by one, and without a checksum, as many RoCEv2 senders send them.
+        let got = receive(&mut port, 250);
+        assert_eq!(got.iter().map(|(_, b)| b.len()).collect::<Vec<_>>(), [100, 100, 50]);
+        assert!(got.iter().all(|(meta, _)| meta.path == to_itself(&port) && meta.gro_index == 0));
+        assert_eq!(got.concat_bytes(), payload);
+        send(&mut port, &payload, Some(100));
+        assert_eq!(port.stats().gso_refused, 1);
+        assert_eq!(receive(&mut port, 250).concat_bytes(), payload);
+    }
+
+    trait ConcatBytes {
+        fn concat_bytes(&self) -> Vec<u8>;
+    }
+
+    impl ConcatBytes for Vec<(RxMeta, Vec<u8>)> {
+        fn concat_bytes(&self) -> Vec<u8> {
+            self.iter().flat_map(|(_, b)| b.clone()).collect()
+        }
+    }
+
+    #[test]
+    fn frequent_values_need_no_control_data() {
+        let mut port = open("127.0.0.1").unwrap();
+        let control = |port: &UdpPort| {
+            let t = Transmit { path: to_itself(port), ident: 0, len: 1, segment_size: None };
+            port.endpoints[0].outgoing(&t, &[0], port.port).control.as_bytes().len()
+        };
+        assert_eq!(control(&port), super::super::control::space(4));
+        for _ in 0..u32::from(Habit::STREAK) {
+            send(&mut port, &[1], None);
+        }
+        assert_eq!(control(&port), 0);
+        assert!(receive(&mut port, 64).iter().all(|(meta, _)| meta.path.traffic_class == 2));
+    }
+
+    /// Control data as Linux writes it for a datagram to 127.0.0.2 that came in by interface 1.
+    fn control(if_index: u32) -> Vec<u8> {
+        let mut data = Vec::new();
+        let mut push = |kind: i32, payload: &[u8]| {
+            let start = data.len();
+            data.extend((16 + payload.len()).to_ne_bytes());
+            data.extend(libc::IPPROTO_IP.to_ne_bytes());
+            data.extend(kind.to_ne_bytes());
+            data.extend(payload);
+            data.resize(start + super::super::control::space(payload.len()), 0);
+        };
+        push(libc::IP_TOS, &[0x6b]);
+        push(libc::IP_TTL, &64i32.to_ne_bytes());
+        let [a, b, c, d] = if_index.to_ne_bytes();
+        push(libc::IP_PKTINFO, &[a, b, c, d, 127, 0, 0, 2, 127, 0, 0, 2]);
+        data
+    }
+
+    #[test]
+    fn datagrams_are_described_by_their_control_data() {
+        let from = Name::new([127, 0, 0, 3].into(), 49152, 0);
+        let control = control(1);
+        let incoming = Incoming { len: 7, from: &from, control: &control, truncated: false };
+        let (meta, segment_size) = describe(&incoming, 1).unwrap();
+        let path = Path {
+            src: [127, 0, 0, 3].into(),
+            dst: [127, 0, 0, 2].into(),
+            src_port: 49152,
+            traffic_class: 0x6b,
+            hop_limit: 64,
+            flow_label: 0,
+            scope_id: 0,
+        };
+        assert_eq!(meta, RxMeta { path, ident: None, df: None, gro_index: 0 });
+        assert_eq!(segment_size, None);
+
+        let cut = Incoming { truncated: true, ..incoming };
+        assert_eq!(describe(&cut, 1), Err(Dropped::Truncated));
+        let nowhere = Incoming { control: &control[..48], ..incoming };
+        assert_eq!(describe(&nowhere, 1), Err(Dropped::Malformed));
+        let from = Name::new("::1".parse().unwrap(), 1, 0);
+        let mixed = Incoming { from: &from, ..incoming };
+        assert_eq!(describe(&mixed, 1), Err(Dropped::Malformed));
+        let nobody = Incoming { from: &Name::EMPTY, ..incoming };
+        assert_eq!(describe(&nobody, 1), Err(Dropped::Malformed));
+    }
+
+    #[test]
+    fn loopback_addresses_are_reached_through_loopback_only() {
+        let from = Name::new([127, 0, 0, 3].into(), 49152, 0);
+        let through = |if_index, ours| {
+            let control = control(if_index);
+            describe(&Incoming { len: 7, from: &from, control: &control, truncated: false }, ours)
+        };
+        assert!(through(1, 1).is_ok());
+        assert_eq!(through(2, 1), Err(Dropped::WrongInterface));
+        assert_eq!(through(0, 1), Err(Dropped::WrongInterface));
     }
 }
