@@ -3,6 +3,7 @@ pub mod engine;
 pub mod mem;
 pub mod capture;
 pub mod net;
+pub mod port;
 pub mod queue;
 mod sync;
 pub mod time;

@@ -5,6 +5,9 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod decode;
+#[cfg(target_os = "linux")]
+#[cfg_attr(not(test), expect(dead_code, reason = "the baselines of `perf ratios`, which follows"))]
+mod raw;
 
 /// RoCEv2 in user space: tools.
 #[derive(Debug, Parser)]
