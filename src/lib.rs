@@ -1,4 +1,5 @@
 //! softroce
+pub mod fabric;
 pub mod net;
 pub mod seed;
 pub mod time;
