@@ -67,7 +67,8 @@ mod tap;
 mod tests;
 mod trace;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::{fmt, io};
@@ -187,6 +188,7 @@ pub struct Fabric {
 #[derive(Debug)]
 struct Host {
     up: bool,
+    addresses: Vec<IpAddr>,
     inbox: VecDeque<PacketId>,
     counters: HostCounters,
     is_woken: bool,
@@ -231,6 +233,7 @@ impl Fabric {
         self.pipes.push(pipe(link, Node::Host(index), "down"));
         self.hosts.push(Host {
             up: true,
+            addresses: Vec::new(),
             inbox: VecDeque::new(),
             counters: HostCounters::default(),
             is_woken: false,
@@ -239,7 +242,7 @@ impl Fabric {
         Ok(id(index))
     }
 
-    /// Gives a host an address. A host may have many.
+    /// Gives a host an address; again, if it has it already. A host may have many.
     ///
     /// # Errors
     /// If another host has it, or no single host can have it.
@@ -249,11 +252,25 @@ impl Fabric {
         if addr.is_unspecified() || addr.is_multicast() || broadcast {
             return Err(FabricError::NotUnicast(addr));
         }
-        let owner = *self.routes.entry(as_v6(addr)).or_insert(index);
-        if owner != index {
-            return Err(FabricError::AddressInUse { addr, owner: id(owner) });
+        match self.routes.entry(as_v6(addr)) {
+            Entry::Vacant(route) => {
+                route.insert(index);
+                self.hosts[index].addresses.push(addr);
+                Ok(())
+            }
+            Entry::Occupied(route) if *route.get() == index => Ok(()),
+            Entry::Occupied(route) => {
+                Err(FabricError::AddressInUse { addr, owner: id(*route.get()) })
+            }
         }
-        Ok(())
+    }
+
+    /// The addresses of a host, in the order in which it got them.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn addresses(&self, host: HostId) -> Result<&[IpAddr], FabricError> {
+        Ok(&self.hosts[self.index(host)?].addresses)
     }
 
     /// Replaces a host's cable, for what goes onto it from now on.

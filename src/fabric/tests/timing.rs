@@ -87,6 +87,10 @@ fn addresses_lead_to_their_host() {
         "::ffff:10.0.0.2 belongs to host 1",
         "the same GID"
     );
+    let v6 = "fd00::1".parse().unwrap();
+    net.attach(a, v6).unwrap();
+    assert_eq!(net.addresses(a), Ok(&[ip(a), v6][..]));
+    assert_eq!(net.addresses(b), Ok(&[ip(b)][..]));
     for nobody in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255"] {
         let addr = nobody.parse().unwrap();
         assert_eq!(net.attach(a, addr), Err(FabricError::NotUnicast(addr)));
@@ -114,6 +118,7 @@ fn nobody_by_that_number() {
     assert_eq!(net.set_link(no, FORTY), Err(FabricError::NoSuchHost(no)));
     assert_eq!(net.set_up(no, true), Err(FabricError::NoSuchHost(no)));
     assert_eq!(net.is_up(no).unwrap_err().to_string(), "there is no host 2");
+    assert_eq!(net.addresses(no), Err(FabricError::NoSuchHost(no)));
     assert_eq!(net.queued(no, Direction::Up), Err(FabricError::NoSuchHost(no)));
     assert_eq!(net.link(no, Direction::Up), Err(FabricError::NoSuchHost(no)));
     assert_eq!(net.set_link(b, Link { mtu: 9, ..FORTY }), Err(FabricError::Mtu(9)));
