@@ -6,5 +6,8 @@ pub mod net;
 pub mod port;
 pub mod queue;
 mod sync;
+pub mod fabric;
+pub mod net;
+pub mod seed;
 pub mod time;
 pub mod wire;
