@@ -1,13 +1,13 @@
 //! softroce
-pub mod engine;
-pub mod mem;
+
 pub mod capture;
+pub mod engine;
+pub mod fabric;
+pub mod mem;
 pub mod net;
 pub mod port;
 pub mod queue;
-mod sync;
-pub mod fabric;
-pub mod net;
 pub mod seed;
+mod sync;
 pub mod time;
 pub mod wire;
