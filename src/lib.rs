@@ -1,4 +1,5 @@
 //! softroce
 pub mod net;
+pub mod port;
 pub mod time;
 pub mod wire;
