@@ -1,0 +1,791 @@
+//! The UDP port: RoCEv2 over ordinary sockets, without privilege.
+//!
+//! One socket per address, bound to UDP port 4791 and never connected, with `IP_PMTUDISC_PROBE`: that is
+//! the one combination in which Linux writes a known identification (0, or the index of the segment) and
+//! "don't fragment", both of which the ICRC covers. A [self-test](Numbering) checks it at opening.
+//!
+//! Batches are what makes it fast. Several packets of one size to one destination leave in one send
+//! (`UDP_SEGMENT`) and come in as one buffer (`UDP_GRO`), which is worth more than anything else; what
+//! cannot be merged goes through `sendmmsg` and `recvmmsg`. Traffic class, hop limit and segment size
+//! travel as control data of each send, so one socket serves all destinations. See `udp(7)`, `ip(7)`,
+//! `ipv6(7)`.
+//!
+//! *Owns.* The sockets, their options and counters.
+//!
+//! *Rules.* Segmented sends over IPv4 are offered only where the kernel's own code makes the segments
+//! (loopback, veth, TUN): network hardware may number them otherwise. Packets that arrive through another
+//! interface than that of the address are dropped and counted; loopback itself is no boundary of trust,
+//! every local user can send there. The flow label is left to the kernel (the ICRC leaves it out).
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::socket::{setsockopt, sockopt};
+use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+
+use super::control::{Control, Name, messages};
+use super::netdev::{self, NetDev};
+use super::sys::{self, Incoming, Outgoing, ReceiveArena, SendArena};
+use super::{Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, owner, selftest};
+use crate::net::{Ident, Path, PortCaps, ROCE_PORT, RxMeta, SrcPort, Transmit};
+
+pub use super::owner::Owner;
+pub use super::selftest::Numbering;
+
+/// Most datagrams of one `recvmmsg` call.
+const RECEIVE_CALL: usize = 32;
+/// Bytes in one receive call above which a larger call would save nothing.
+const ENOUGH_BYTES: usize = RxBatch::WHOLE;
+/// Most bytes of a send, all segments together: what an IPv4 datagram can carry. (IPv6 has 20 more.)
+const MAX_TRANSMIT: usize = 65_507;
+/// Index of the loopback interface in every network namespace (`LOOPBACK_IFINDEX` of the kernel).
+const LOOPBACK_INDEX: u32 = 1;
+
+/// Whether to send several packets in one segmented send.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GsoPolicy {
+    /// Over IPv6 always; over IPv4 where the kernel's own code makes the segments.
+    #[default]
+    Auto,
+    /// Wherever the self-test has not shown that the kernel numbers segments wrongly.
+    On,
+    /// Never.
+    Off,
+}
+
+/// What to open.
+#[derive(Clone, Debug)]
+pub struct UdpConfig {
+    /// The addresses, in the order of the GID table; at least one.
+    pub addresses: Vec<PortAddress>,
+    /// UDP port of both ends. Anything but [`ROCE_PORT`] is not RoCEv2.
+    pub port: u16,
+    /// Bytes of receive buffer to ask for, per socket. The kernel grants what `net.core.rmem_max` allows.
+    pub rcvbuf: usize,
+    /// Bytes of send buffer to ask for, per socket. The kernel grants what `net.core.wmem_max` allows.
+    pub sndbuf: usize,
+    /// Whether to send in segments.
+    pub gso: GsoPolicy,
+    /// Whether to let the kernel merge what arrives.
+    pub gro: bool,
+    /// Whether to leave out addresses that cannot be bound at the moment, such as IPv6 addresses that are
+    /// still being probed for duplicates. One at least must remain.
+    pub skip_unavailable: bool,
+}
+
+impl UdpConfig {
+    /// The usual settings for these addresses.
+    pub fn new(addresses: Vec<PortAddress>) -> Self {
+        Self {
+            addresses,
+            port: ROCE_PORT,
+            rcvbuf: 4 << 20,
+            sndbuf: 4 << 20,
+            gso: GsoPolicy::Auto,
+            gro: true,
+            skip_unavailable: false,
+        }
+    }
+
+    /// One address of this host; `scope_id` as in [`netdev::address`].
+    ///
+    /// # Errors
+    /// [`OpenError::NotAvailable`] if no interface has it.
+    pub fn for_address(ip: IpAddr, scope_id: u32) -> Result<Self, OpenError> {
+        let found = netdev::address(ip, scope_id).map_err(OpenError::io("listing interfaces"))?;
+        Ok(Self::new(vec![found.ok_or(OpenError::NotAvailable { ip })?]))
+    }
+
+    /// All addresses that an interface has at this moment; those not yet usable will be left out.
+    ///
+    /// # Errors
+    /// [`OpenError::NoInterface`], or [`OpenError::NoAddress`] if it has none.
+    pub fn for_interface(name: &str) -> Result<Self, OpenError> {
+        let found = netdev::interface(name).map_err(OpenError::io("listing interfaces"))?;
+        let dev = found.ok_or_else(|| OpenError::NoInterface { name: name.to_owned() })?;
+        if dev.addresses.is_empty() {
+            return Err(OpenError::NoAddress { name: name.to_owned() });
+        }
+        Ok(Self { skip_unavailable: true, ..Self::new(dev.addresses) })
+    }
+}
+
+/// Why a port could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// Something else is bound to the address.
+    #[error("{}", in_use(.ip, .port, .owner))]
+    InUse {
+        /// The address.
+        ip: IpAddr,
+        /// The UDP port.
+        port: u16,
+        /// Who it probably is.
+        owner: Owner,
+    },
+    /// This host does not have the address.
+    #[error(
+        "{ip} is not an address of this host, or not usable yet (an IPv6 address is first probed for \
+         duplicates); `ip address` lists them"
+    )]
+    NotAvailable {
+        /// The address.
+        ip: IpAddr,
+    },
+    /// There is no such interface.
+    #[error(
+        "there is no network interface `{name}` in this network namespace; `ip link` lists them"
+    )]
+    NoInterface {
+        /// The name that was asked for.
+        name: String,
+    },
+    /// The interface has no usable address, or no address was given.
+    #[error("network interface `{name}` has no IP address; add one with `ip address add`")]
+    NoAddress {
+        /// The interface.
+        name: String,
+    },
+    /// A socket could not be made as needed.
+    #[error("{what}: {source}")]
+    Io {
+        /// What was being done.
+        what: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+}
+
+/// The sentence for [`OpenError::InUse`].
+fn in_use(ip: &IpAddr, port: &u16, owner: &Owner) -> String {
+    let way_out = if owner.wildcard && owner.process.is_none() && owner.rxe {
+        "`rmmod rdma_rxe`, or run in a network namespace of its own"
+    } else if owner.wildcard {
+        "stop it, or run in a network namespace of its own"
+    } else if ip.is_loopback() && ip.is_ipv4() {
+        "stop it, or take another address of 127.0.0.0/8"
+    } else {
+        "stop it, or take another address of this host"
+    };
+    let ip = if ip.is_ipv6() { format!("[{ip}]") } else { ip.to_string() };
+    format!("UDP port {port} of {ip} is taken by {owner}: {way_out}")
+}
+
+impl OpenError {
+    fn io(what: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::Io { what, source }
+    }
+
+    /// The number that stands for it in C.
+    pub fn errno(&self) -> i32 {
+        match self {
+            Self::InUse { .. } => libc::EADDRINUSE,
+            Self::NotAvailable { .. } => libc::EADDRNOTAVAIL,
+            Self::NoInterface { .. } | Self::NoAddress { .. } => libc::ENODEV,
+            Self::Io { source, .. } => source.raw_os_error().unwrap_or(libc::EIO),
+        }
+    }
+}
+
+impl From<OpenError> for io::Error {
+    fn from(e: OpenError) -> Self {
+        Self::new(Self::from_raw_os_error(e.errno()).kind(), e)
+    }
+}
+
+/// A socket of the port, and what is known of it.
+#[derive(Debug)]
+struct Endpoint {
+    socket: UdpSocket,
+    address: PortAddress,
+    /// Traffic class and hop limit that leave without control data.
+    default_class: u8,
+    default_hops: u8,
+    /// Buffers to offer in the next receive call.
+    wanted: usize,
+}
+
+/// RoCEv2 over UDP sockets. See the [module](self).
+///
+/// ```no_run
+/// use softroce::port::{Port, RxBatch, udp::{UdpConfig, UdpPort}};
+///
+/// let mut port = UdpPort::open(UdpConfig::for_interface("eth0")?)?;
+/// let mut rx = RxBatch::new(4, RxBatch::WHOLE);
+/// port.recv(&mut rx)?;
+/// for (meta, datagram) in rx.iter() {
+///     println!("{} bytes from {}", datagram.len(), meta.path.src);
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct UdpPort {
+    endpoints: Vec<Endpoint>,
+    addresses: Vec<PortAddress>,
+    /// Watches the sockets where there are several.
+    epoll: Option<Epoll>,
+    port: u16,
+    caps: PortCaps,
+    numbering: Numbering,
+    send: SendArena,
+    receive: ReceiveArena,
+    stats: PortStats,
+    last_error: Option<SendError>,
+    /// The socket that took no more in the last send.
+    blocked: Option<usize>,
+}
+
+impl UdpPort {
+    /// Opens a socket for each address, and runs the self-test if one of them is IPv4.
+    ///
+    /// # Errors
+    /// [`OpenError`]; its text names the likely cause and what to do about it.
+    pub fn open(config: UdpConfig) -> Result<Self, OpenError> {
+        let mut sockets = Vec::new();
+        let mut unavailable = None;
+        for address in &config.addresses {
+            let socket = new_socket(address.ip.is_ipv4(), &config)?;
+            match bind(&socket, address, config.port) {
+                Ok(()) => sockets.push((socket, address.clone())),
+                Err(e @ OpenError::NotAvailable { .. }) if config.skip_unavailable => {
+                    unavailable = Some(e);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        if sockets.is_empty() {
+            let none = || OpenError::NoAddress { name: String::new() };
+            return Err(unavailable.unwrap_or_else(none));
+        }
+        Self::with_sockets(sockets, &config)
+    }
+
+    /// Opens the first of 127.0.0.2, 127.0.0.3, ... whose port is free: a device of its own for each
+    /// process. `config.addresses` is not looked at.
+    ///
+    /// # Errors
+    /// [`OpenError::InUse`] if something holds the port at all addresses, or at the first thousand.
+    pub fn open_loopback(config: UdpConfig) -> Result<Self, OpenError> {
+        let first = IpAddr::from([127, 0, 0, 2]);
+        let found = netdev::address(first, 0).map_err(OpenError::io("listing interfaces"))?;
+        let template = found.ok_or(OpenError::NotAvailable { ip: first })?;
+        let socket = new_socket(true, &config)?;
+        let mut taken = None;
+        let candidates = (0x7f00_0002..0x7f00_03ff).map(Ipv4Addr::from);
+        for ip in candidates.filter(|ip| !matches!(ip.octets()[3], 0 | 255)) {
+            let address = PortAddress { ip: ip.into(), ..template.clone() };
+            match bind(&socket, &address, config.port) {
+                Ok(()) => return Self::with_sockets(vec![(socket, address)], &config),
+                Err(e @ OpenError::InUse { owner: Owner { wildcard: true, .. }, .. }) => {
+                    return Err(e);
+                }
+                Err(e @ OpenError::InUse { .. }) => taken = taken.or(Some(e)),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(taken.unwrap_or(OpenError::NotAvailable { ip: first }))
+    }
+
+    /// What the self-test found out about the kernel's IPv4 identifications.
+    pub fn numbering(&self) -> Numbering {
+        self.numbering
+    }
+
+    /// The port around sockets that are bound.
+    fn with_sockets(
+        sockets: Vec<(UdpSocket, PortAddress)>,
+        config: &UdpConfig,
+    ) -> Result<Self, OpenError> {
+        let devices = netdev::interfaces().map_err(OpenError::io("listing interfaces"))?;
+        let mut send = SendArena::new(TxBatch::ENTRIES);
+        let mut endpoints = Vec::new();
+        let mut rx_buffer = usize::MAX;
+        let mut numbering = Numbering::Irrelevant;
+        let (mut segments_v4, mut segments_v6) = (None, None);
+        for (socket, address) in sockets {
+            let v4 = address.ip.is_ipv4();
+            let granted = socket2::SockRef::from(&socket).recv_buffer_size();
+            rx_buffer = rx_buffer.min(granted.map_err(OpenError::io("reading SO_RCVBUF"))?);
+            let segments = if v4 { &mut segments_v4 } else { &mut segments_v6 };
+            // It is the kernel that is being tested, so once for each family will do.
+            if segments.is_none() {
+                let outcome = selftest::run(socket.as_fd(), &mut send, &address)
+                    .map_err(OpenError::io("testing the kernel's IPv4 identifications"))?;
+                if v4 {
+                    numbering = outcome.numbering;
+                }
+                *segments = Some(outcome.segments);
+            }
+            if v4 && config.gso != GsoPolicy::On {
+                let dev = devices.iter().find(|d| d.index == address.if_index);
+                let known = numbering == Numbering::AsExpected;
+                if !known || !dev.is_some_and(|d| d.kind.segments_in_software()) {
+                    segments_v4 = Some(1);
+                }
+            }
+            let (default_class, default_hops) = (0, default_hops(&socket, v4));
+            endpoints.push(Endpoint { socket, address, default_class, default_hops, wanted: 1 });
+        }
+        let segments = |found: Option<usize>| match config.gso {
+            GsoPolicy::Off => 1,
+            GsoPolicy::Auto | GsoPolicy::On => found.unwrap_or(1),
+        };
+        let caps = PortCaps {
+            src_port: SrcPort::Fixed(config.port),
+            ident: Ident::ZeroThenIndex,
+            gso_segments_v4: segments(segments_v4),
+            gso_segments_v6: segments(segments_v6),
+            max_transmit: MAX_TRANSMIT,
+            mtu: smallest_mtu(&devices, &endpoints).unwrap_or(0),
+            rx_buffer: Some(rx_buffer),
+        };
+        let epoll = match &endpoints[..] {
+            [_] => None,
+            several => Some(watch(several).map_err(OpenError::io("creating an epoll descriptor"))?),
+        };
+        Ok(Self {
+            addresses: endpoints.iter().map(|e| e.address.clone()).collect(),
+            endpoints,
+            epoll,
+            port: config.port,
+            caps,
+            numbering,
+            send,
+            receive: ReceiveArena::new(RECEIVE_CALL),
+            stats: PortStats::default(),
+            last_error: None,
+            blocked: None,
+        })
+    }
+
+    /// One receive call at endpoint `at`.
+    fn receive_from(&mut self, at: usize, rx: &mut RxBatch) -> io::Result<()> {
+        let endpoint = &mut self.endpoints[at];
+        let wanted = endpoint.wanted.min(RECEIVE_CALL).min(rx.spare_buffers());
+        self.stats.receive_calls += 1;
+        let got = match self.receive.receive(endpoint.socket.as_fd(), rx.spares().take(wanted)) {
+            Ok(n) => n,
+            Err(e) => {
+                endpoint.wanted = 1;
+                match e.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) => return Ok(()),
+                    // What the network or a lack of memory may cause for a while.
+                    Some(
+                        libc::ENETDOWN
+                        | libc::ENETUNREACH
+                        | libc::EHOSTUNREACH
+                        | libc::EHOSTDOWN
+                        | libc::ECONNREFUSED
+                        | libc::EPROTO
+                        | libc::ENOPROTOOPT
+                        | libc::EMSGSIZE
+                        | libc::ENOMEM
+                        | libc::ENOBUFS,
+                    ) => {
+                        self.stats.receive_errors += 1;
+                        return Ok(());
+                    }
+                    _ => return Err(e),
+                }
+            }
+        };
+        let mut bytes = 0;
+        for i in 0..got {
+            let incoming = self.receive.incoming(i);
+            bytes += incoming.len;
+            match describe(&incoming, endpoint.address.if_index) {
+                Ok((meta, segment_size)) => {
+                    let size = segment_size.map_or(incoming.len, usize::from).max(1);
+                    self.stats.received_datagrams += incoming.len.div_ceil(size).max(1) as u64;
+                    self.stats.received_bytes += incoming.len as u64;
+                    rx.commit(meta, incoming.len, segment_size);
+                }
+                Err(dropped) => {
+                    *match dropped {
+                        Dropped::Truncated => &mut self.stats.truncated,
+                        Dropped::WrongInterface => &mut self.stats.wrong_interface,
+                        Dropped::Malformed => &mut self.stats.malformed,
+                    } += 1;
+                    rx.skip();
+                }
+            }
+        }
+        // Offer more buffers only while a call fills all that it is offered with small datagrams. A single
+        // answer is then fetched without looking for a second one, and merged buffers stay in the cache.
+        endpoint.wanted = match got {
+            n if n < wanted => n.max(1),
+            _ if bytes < ENOUGH_BYTES => (2 * wanted).min(RECEIVE_CALL),
+            n => n.max(1),
+        };
+        Ok(())
+    }
+
+    /// The endpoint that sends from this address.
+    fn endpoint_of(&self, path: &Path) -> Option<usize> {
+        let same = |a: &PortAddress| {
+            a.ip == path.src
+                && (a.scope_id == 0 || path.scope_id == 0 || a.scope_id == path.scope_id)
+        };
+        self.endpoints.iter().position(|e| same(&e.address))
+    }
+
+    /// Most segments of a send to this address.
+    fn segments_to(&self, dst: &IpAddr) -> usize {
+        if dst.is_ipv4() { self.caps.gso_segments_v4 } else { self.caps.gso_segments_v6 }
+    }
+
+    fn segments_to_mut(&mut self, dst: &IpAddr) -> &mut usize {
+        if dst.is_ipv4() { &mut self.caps.gso_segments_v4 } else { &mut self.caps.gso_segments_v6 }
+    }
+
+    /// Whether a datagram of this send is longer than the interface allows.
+    fn too_long(&self, t: &Transmit) -> bool {
+        let datagram = t.segment_size.map_or(t.len, |size| t.len.min(usize::from(size)));
+        let limit = self.caps.mtu.min(u32::from(u16::MAX)) as usize;
+        t.len > MAX_TRANSMIT || datagram + t.path.header_len() > limit
+    }
+
+    /// Drops the first entry of `tx`.
+    fn drop_first(&mut self, tx: &mut TxBatch, errno: i32) {
+        if let Some(t) = tx.first() {
+            self.stats.send_errors += t.segments() as u64;
+            self.last_error = Some(SendError { dst: t.path.dst, len: t.len, errno });
+        }
+        tx.consume(1);
+    }
+
+    /// Sends `first`, the first entry of `tx`, and those behind it that go through the same socket and need
+    /// no more care, in one call.
+    fn send_run(&mut self, at: usize, first: &Transmit, tx: &mut TxBatch) -> io::Result<()> {
+        let (src, scope_id) = (first.path.src, first.path.scope_id);
+        let limit = self.segments_to(&first.path.dst);
+        let endpoint = &self.endpoints[at];
+        let run = tx.entries().take_while(|(t, _)| {
+            let same_socket = t.path.src == src && t.path.scope_id == scope_id;
+            same_socket && t.path.dst.is_ipv4() == src.is_ipv4() && t.segments() <= limit
+        });
+        let run = run.map(|(t, payload)| endpoint.outgoing(t, payload, self.port));
+        self.stats.send_calls += 1;
+        let n = self.send.send(endpoint.socket.as_fd(), run)?;
+        for (t, _) in tx.entries().take(n) {
+            self.stats.sent_datagrams += t.segments() as u64;
+            self.stats.sent_bytes += t.len as u64;
+        }
+        tx.consume(n);
+        Ok(())
+    }
+
+    /// Sends segments of `first`, the first entry of `tx`, which has more than the kernel makes, as single
+    /// datagrams.
+    ///
+    /// Over IPv4 that cannot be: segment `k` was sealed for identification `k`, and a single send carries 0,
+    /// so every peer that checks the ICRC exactly would drop all but the first. Such an entry is dropped,
+    /// and the requester, which learns of the lower limit before its next packet, repeats what is missing
+    /// in single sends.
+    fn send_singly(&mut self, at: usize, first: &Transmit, tx: &mut TxBatch) -> io::Result<()> {
+        let size = first.segment_size.map_or(first.len, usize::from);
+        if first.path.dst.is_ipv4() || size == 0 {
+            self.drop_first(tx, libc::EIO);
+            return Ok(());
+        }
+        let endpoint = &self.endpoints[at];
+        let single = Transmit { segment_size: None, ..*first };
+        let segments = tx.entries().take(1).flat_map(|(_, bytes)| bytes.chunks(size));
+        let segments = segments.map(|payload| endpoint.outgoing(&single, payload, self.port));
+        self.stats.send_calls += 1;
+        let n = self.send.send(endpoint.socket.as_fd(), segments)?;
+        let bytes = (n * size).min(first.len);
+        self.stats.sent_datagrams += n as u64;
+        self.stats.sent_bytes += bytes as u64;
+        tx.consume_segments(bytes);
+        Ok(())
+    }
+}
+
+impl Port for UdpPort {
+    fn caps(&self) -> PortCaps {
+        self.caps
+    }
+
+    fn recv(&mut self, rx: &mut RxBatch) -> io::Result<()> {
+        rx.clear();
+        let Some(epoll) = &self.epoll else { return self.receive_from(0, rx) };
+        let mut events = [EpollEvent::empty(); 16];
+        self.stats.receive_calls += 1;
+        let ready = match epoll.wait(&mut events, EpollTimeout::ZERO) {
+            Ok(n) => n,
+            Err(nix::errno::Errno::EINTR) => 0,
+            Err(e) => return Err(e.into()),
+        };
+        for event in &events[..ready] {
+            if rx.spare_buffers() == 0 {
+                break;
+            }
+            // The kernel keeps the order in which sockets became ready and puts those that still are at
+            // the end, so a busy one does not starve the others.
+            if let Ok(at) = usize::try_from(event.data()) {
+                self.receive_from(at, rx)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, tx: &mut TxBatch) -> io::Result<()> {
+        self.blocked = None;
+        while let Some(first) = tx.first() {
+            let Some(at) = self.endpoint_of(&first.path) else {
+                self.drop_first(tx, libc::EADDRNOTAVAIL);
+                continue;
+            };
+            if first.path.src.is_ipv4() != first.path.dst.is_ipv4() {
+                self.drop_first(tx, libc::EAFNOSUPPORT);
+                continue;
+            }
+            let sent = if first.segments() > self.segments_to(&first.path.dst) {
+                self.send_singly(at, &first, tx)
+            } else {
+                self.send_run(at, &first, tx)
+            };
+            let Err(e) = sent else { continue };
+            match e.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
+                    self.stats.send_busy += 1;
+                    self.blocked = Some(at);
+                    return Ok(());
+                }
+                Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => return Err(e),
+                // Kernels differ in what they say to segments beyond the MTU.
+                Some(libc::EMSGSIZE | libc::EINVAL) if self.too_long(&first) => {
+                    self.drop_first(tx, libc::EMSGSIZE);
+                    self.refresh();
+                }
+                // The route cannot be segmented for: a device without checksum offload, IPsec, or a kernel
+                // that allows fewer segments than it did in the self-test. The next round does without.
+                Some(libc::EIO | libc::EINVAL) if first.segments() > 1 => {
+                    self.stats.gso_refused += 1;
+                    *self.segments_to_mut(&first.path.dst) = 1;
+                }
+                errno => self.drop_first(tx, errno.unwrap_or(libc::EIO)),
+            }
+        }
+        Ok(())
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        match &self.epoll {
+            Some(epoll) => Some(epoll.0.as_fd()),
+            None => Some(self.endpoints[0].socket.as_fd()),
+        }
+    }
+
+    fn blocked_on(&self) -> Option<BorrowedFd<'_>> {
+        self.blocked.map(|at| self.endpoints[at].socket.as_fd())
+    }
+
+    fn addresses(&self) -> &[PortAddress] {
+        &self.addresses
+    }
+
+    fn stats(&self) -> PortStats {
+        let overruns = self.endpoints.iter().map(|e| sys::drops(e.socket.as_fd()).unwrap_or(0));
+        PortStats { overruns: overruns.map(u64::from).sum(), ..self.stats }
+    }
+
+    fn last_error(&self) -> Option<SendError> {
+        self.last_error
+    }
+
+    fn refresh(&mut self) {
+        let mtus = self
+            .endpoints
+            .iter()
+            .filter_map(|e| sys::interface_mtu(e.socket.as_fd(), &e.address.interface).ok());
+        if let Some(mtu) = mtus.min() {
+            self.caps.mtu = mtu;
+        }
+    }
+}
+
+impl Endpoint {
+    /// A datagram (or several in segments) as the system call wants it. Control data only for what the
+    /// socket would not do by itself: it is copied, and allocated for, by the kernel.
+    fn outgoing<'a>(&self, t: &Transmit, payload: &'a [u8], port: u16) -> Outgoing<'a> {
+        let path = &t.path;
+        let mut control = Control::EMPTY;
+        if let Some(size) = t.segment_size.filter(|_| t.segments() > 1) {
+            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
+        }
+        let (level, class, hops) = if path.dst.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        };
+        if path.traffic_class != self.default_class {
+            control.push(level, class, &i32::from(path.traffic_class).to_ne_bytes());
+        }
+        // A hop limit of 0 means "not said", as in an address handle that was left zero.
+        if path.hop_limit != self.default_hops && path.hop_limit != 0 {
+            control.push(level, hops, &i32::from(path.hop_limit).to_ne_bytes());
+        }
+        Outgoing { to: Name::new(path.dst, port, path.scope_id), control, payload }
+    }
+}
+
+/// Why a datagram that arrived goes no further.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Dropped {
+    Truncated,
+    WrongInterface,
+    Malformed,
+}
+
+/// Puts together what is known of a datagram, for an address of the interface `if_index`.
+fn describe(incoming: &Incoming<'_>, if_index: u32) -> Result<(RxMeta, Option<u16>), Dropped> {
+    if incoming.truncated {
+        return Err(Dropped::Truncated);
+    }
+    let from = incoming.from.address().ok_or(Dropped::Malformed)?;
+    let (mut arrived_at, mut arrived_by) = (None, 0);
+    let (mut traffic_class, mut hop_limit, mut segment_size) = (0, 0, None);
+    for m in messages(incoming.control) {
+        let byte = || m.number().and_then(|n| u8::try_from(n).ok()).unwrap_or(0);
+        match (m.level, m.kind) {
+            (libc::SOL_UDP, libc::UDP_GRO) => {
+                segment_size = m.number().and_then(|n| u16::try_from(n).ok()).filter(|n| *n > 0);
+            }
+            (libc::IPPROTO_IP, libc::IP_TOS) | (libc::IPPROTO_IPV6, libc::IPV6_TCLASS) => {
+                traffic_class = byte();
+            }
+            (libc::IPPROTO_IP, libc::IP_TTL) | (libc::IPPROTO_IPV6, libc::IPV6_HOPLIMIT) => {
+                hop_limit = byte();
+            }
+            // struct in_pktinfo: interface, local address, destination of the header.
+            (libc::IPPROTO_IP, libc::IP_PKTINFO) => {
+                if let Some(&[a, b, c, d, _, _, _, _, w, x, y, z]) = m.data.first_chunk() {
+                    arrived_by = u32::from_ne_bytes([a, b, c, d]);
+                    arrived_at = Some(IpAddr::from([w, x, y, z]));
+                }
+            }
+            // struct in6_pktinfo: destination of the header, interface.
+            (libc::IPPROTO_IPV6, libc::IPV6_PKTINFO) => {
+                if let Some((ip, rest)) = m.data.split_first_chunk::<16>()
+                    && let Some(index) = rest.first_chunk()
+                {
+                    arrived_by = u32::from_ne_bytes(*index);
+                    arrived_at = Some(IpAddr::from(*ip));
+                }
+            }
+            _ => {}
+        }
+    }
+    let dst = arrived_at.filter(|d| d.is_ipv4() == from.is_ipv4()).ok_or(Dropped::Malformed)?;
+    // What a host sends to itself passes through the loopback interface, whatever address it is for.
+    if arrived_by != if_index && (arrived_by != LOOPBACK_INDEX || dst.is_loopback()) {
+        return Err(Dropped::WrongInterface);
+    }
+    let scope_id = match from {
+        SocketAddr::V4(_) => 0,
+        SocketAddr::V6(v6) => v6.scope_id(),
+    };
+    let path = Path {
+        src: from.ip(),
+        dst,
+        src_port: from.port(),
+        traffic_class,
+        hop_limit,
+        flow_label: 0,
+        scope_id,
+    };
+    Ok((RxMeta { path, ident: None, df: None, gro_index: 0 }, segment_size))
+}
+
+/// A socket with all its options, not yet bound.
+fn new_socket(v4: bool, config: &UdpConfig) -> Result<UdpSocket, OpenError> {
+    let domain = if v4 { Domain::IPV4 } else { Domain::IPV6 };
+    let socket = Socket::new(domain, Type::DGRAM.nonblocking(), Some(Protocol::UDP))
+        .map_err(OpenError::io("creating a UDP socket"))?;
+    set_options(&socket, v4, config)
+        .map_err(OpenError::io("setting the options of a UDP socket"))?;
+    Ok(socket.into())
+}
+
+fn set_options(socket: &Socket, v4: bool, config: &UdpConfig) -> io::Result<()> {
+    let fd = socket.as_fd();
+    socket.set_recv_buffer_size(config.rcvbuf)?;
+    socket.set_send_buffer_size(config.sndbuf)?;
+    if v4 {
+        sys::set_option(fd, libc::IPPROTO_IP, libc::IP_MTU_DISCOVER, libc::IP_PMTUDISC_PROBE)?;
+        setsockopt(&fd, sockopt::Ipv4PacketInfo, &true)?;
+        setsockopt(&fd, sockopt::Ipv4RecvTtl, &true)?;
+        socket.set_recv_tos_v4(true)?;
+    } else {
+        socket.set_only_v6(true)?;
+        let (level, probe) = (libc::IPPROTO_IPV6, libc::IPV6_PMTUDISC_PROBE);
+        sys::set_option(fd, level, libc::IPV6_MTU_DISCOVER, probe)?;
+        setsockopt(&fd, sockopt::Ipv6RecvPacketInfo, &true)?;
+        socket.set_recv_hoplimit_v6(true)?;
+        socket.set_recv_tclass_v6(true)?;
+        // Most RoCEv2 senders leave the UDP checksum out, which IPv6 has to be told to accept.
+        missing_is_fine(sys::set_option(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_RX, 1))?;
+    }
+    if config.gro {
+        missing_is_fine(setsockopt(&fd, sockopt::UdpGroSegment, &true).map_err(io::Error::from))?;
+    }
+    Ok(())
+}
+
+/// Older kernels do not know the option, and then the port works without.
+fn missing_is_fine(set: io::Result<()>) -> io::Result<()> {
+    match set {
+        Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
+        other => other,
+    }
+}
+
+fn bind(socket: &UdpSocket, address: &PortAddress, port: u16) -> Result<(), OpenError> {
+    let ip = address.ip;
+    let name = match Name::new(ip, port, address.scope_id).address() {
+        Some(name) => SockAddr::from(name),
+        None => return Err(OpenError::NotAvailable { ip }),
+    };
+    socket2::SockRef::from(socket).bind(&name).map_err(|e| match e.raw_os_error() {
+        Some(libc::EADDRINUSE) => OpenError::InUse { ip, port, owner: owner::find(ip, port) },
+        Some(libc::EADDRNOTAVAIL | libc::ENODEV) => OpenError::NotAvailable { ip },
+        _ => OpenError::Io { what: "binding a UDP socket", source: e },
+    })
+}
+
+/// The hop limit that the socket sends with if told nothing; 0 (never equal) where it cannot be read.
+fn default_hops(socket: &UdpSocket, v4: bool) -> u8 {
+    let socket = socket2::SockRef::from(socket);
+    let hops = if v4 { socket.ttl_v4() } else { socket.unicast_hops_v6() };
+    hops.ok().and_then(|h| u8::try_from(h).ok()).unwrap_or(0)
+}
+
+fn watch(endpoints: &[Endpoint]) -> io::Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    for (i, e) in endpoints.iter().enumerate() {
+        epoll.add(&e.socket, EpollEvent::new(EpollFlags::EPOLLIN, i as u64))?;
+    }
+    Ok(epoll)
+}
+
+fn smallest_mtu(devices: &[NetDev], endpoints: &[Endpoint]) -> Option<u32> {
+    let of = |e: &Endpoint| devices.iter().find(|d| d.index == e.address.if_index).map(|d| d.mtu);
+    endpoints.iter().filter_map(of).min()
+}
+
+impl fmt::Display for UdpPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("udp:")?;
+        for (i, address) in self.addresses.iter().enumerate() {
+            write!(f, "{}{address}", if i > 0 { "," } else { "" })?;
+        }
+        Ok(())
+    }
+}
