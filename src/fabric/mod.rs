@@ -250,8 +250,9 @@ impl Fabric {
     /// If another host has it, or no single host can have it.
     pub fn attach(&mut self, host: HostId, addr: IpAddr) -> Result<(), FabricError> {
         let index = self.index(host)?;
-        let broadcast = matches!(addr, IpAddr::V4(v4) if v4.is_broadcast());
-        if addr.is_unspecified() || addr.is_multicast() || broadcast {
+        let plain = addr.to_canonical();
+        let is_broadcast = matches!(plain, IpAddr::V4(v4) if v4.is_broadcast());
+        if plain.is_unspecified() || plain.is_multicast() || is_broadcast {
             return Err(FabricError::NotUnicast(addr));
         }
         match self.routes.entry(as_v6(addr)) {

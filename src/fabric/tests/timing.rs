@@ -91,7 +91,7 @@ fn addresses_lead_to_their_host() {
     net.attach(a, v6).unwrap();
     assert_eq!(net.addresses(a), Ok(&[ip(a), v6][..]));
     assert_eq!(net.addresses(b), Ok(&[ip(b)][..]));
-    for nobody in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255"] {
+    for nobody in ["0.0.0.0", "::", "224.0.0.1", "ff02::1", "255.255.255.255", "::ffff:224.0.0.1"] {
         let addr = nobody.parse().unwrap();
         assert_eq!(net.attach(a, addr), Err(FabricError::NotUnicast(addr)));
     }
