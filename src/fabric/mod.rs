@@ -60,6 +60,7 @@ mod event;
 mod fault;
 mod flow;
 mod link;
+mod port;
 mod queue;
 mod store;
 mod tap;
@@ -82,6 +83,7 @@ use crate::time::{Duration, Instant};
 pub use counters::HostCounters;
 pub use fault::{Action, Class, Rule, RuleHits, RuleId, When};
 pub use link::Link;
+pub use port::FabricPort;
 pub use tap::{Packet, Verdict};
 pub use trace::PacketSink;
 

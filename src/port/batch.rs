@@ -104,8 +104,13 @@ impl RxBatch {
         self.used += 1;
     }
 
+<<<<<<< HEAD
     /// Passes over the [spare](RxBatch::spare) buffer: what was written into it is not wanted.
     pub fn skip(&mut self) {
+=======
+    /// Passes over the spare buffer: what was written into it is not wanted.
+    pub(super) fn skip(&mut self) {
+>>>>>>> fabric-port
         self.used += usize::from(self.spare_buffers() > 0);
     }
 
@@ -231,7 +236,11 @@ impl TxBatch {
     }
 
     /// The first of [`entries`](TxBatch::entries).
+<<<<<<< HEAD
     pub fn first(&self) -> Option<Transmit> {
+=======
+    pub(super) fn first(&self) -> Option<Transmit> {
+>>>>>>> fabric-port
         self.entries().next().map(|(t, _)| *t)
     }
 
@@ -246,8 +255,13 @@ impl TxBatch {
         self.restart_if_empty();
     }
 
+<<<<<<< HEAD
     /// The first `bytes` of the first entry, whole segments of it, are gone.
     pub fn consume_segments(&mut self, bytes: usize) {
+=======
+    /// The first `bytes` of the first entry are gone, whole segments of it.
+    pub(super) fn consume_segments(&mut self, bytes: usize) {
+>>>>>>> fabric-port
         let Some(first) = self.entries[self.head..].iter_mut().find(|e| !e.dropped) else { return };
         if bytes >= first.transmit.len {
             return self.consume(1);
