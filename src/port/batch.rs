@@ -104,13 +104,8 @@ impl RxBatch {
         self.used += 1;
     }
 
-<<<<<<< HEAD
     /// Passes over the [spare](RxBatch::spare) buffer: what was written into it is not wanted.
     pub fn skip(&mut self) {
-=======
-    /// Passes over the spare buffer: what was written into it is not wanted.
-    pub(super) fn skip(&mut self) {
->>>>>>> fabric-port
         self.used += usize::from(self.spare_buffers() > 0);
     }
 
@@ -236,11 +231,7 @@ impl TxBatch {
     }
 
     /// The first of [`entries`](TxBatch::entries).
-<<<<<<< HEAD
     pub fn first(&self) -> Option<Transmit> {
-=======
-    pub(super) fn first(&self) -> Option<Transmit> {
->>>>>>> fabric-port
         self.entries().next().map(|(t, _)| *t)
     }
 
@@ -255,13 +246,8 @@ impl TxBatch {
         self.restart_if_empty();
     }
 
-<<<<<<< HEAD
     /// The first `bytes` of the first entry, whole segments of it, are gone.
     pub fn consume_segments(&mut self, bytes: usize) {
-=======
-    /// The first `bytes` of the first entry are gone, whole segments of it.
-    pub(super) fn consume_segments(&mut self, bytes: usize) {
->>>>>>> fabric-port
         let Some(first) = self.entries[self.head..].iter_mut().find(|e| !e.dropped) else { return };
         if bytes >= first.transmit.len {
             return self.consume(1);

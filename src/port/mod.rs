@@ -133,12 +133,8 @@ pub struct PortStats {
     pub receive_calls: u64,
     /// Passing errors of the receiving side, such as an interface that is down.
     pub receive_errors: u64,
-<<<<<<< HEAD
     /// Datagrams that the kernel dropped at the socket: nearly always because the receive buffer was full,
     /// rarely because of a wrong UDP checksum. A merged buffer counts as one.
-=======
-    /// Datagrams that the kernel dropped in front of a full receive buffer. It counts a merged buffer as one.
->>>>>>> fabric-port
     pub overruns: u64,
     /// Datagrams dropped because they came in through an interface that is not the device's.
     pub wrong_interface: u64,

@@ -202,19 +202,12 @@ impl From<OpenError> for io::Error {
 struct Endpoint {
     socket: UdpSocket,
     address: PortAddress,
-<<<<<<< HEAD
     class: Habit,
     hops: Habit,
-=======
-    /// Traffic class and hop limit that leave without control data.
-    default_class: u8,
-    default_hops: u8,
->>>>>>> fabric-port
     /// Buffers to offer in the next receive call.
     wanted: usize,
 }
 
-<<<<<<< HEAD
 /// A field that the socket fills in by itself, and when to change that.
 ///
 /// Control data is copied and allocated for by the kernel with each send, which a small message notices
@@ -255,8 +248,6 @@ impl Habit {
     }
 }
 
-=======
->>>>>>> fabric-port
 /// RoCEv2 over UDP sockets. See the [module](self).
 ///
 /// ```no_run
@@ -375,13 +366,8 @@ impl UdpPort {
                     segments_v4 = Some(1);
                 }
             }
-<<<<<<< HEAD
             let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
             endpoints.push(Endpoint { socket, address, class, hops, wanted: 1 });
-=======
-            let (default_class, default_hops) = (0, default_hops(&socket, v4));
-            endpoints.push(Endpoint { socket, address, default_class, default_hops, wanted: 1 });
->>>>>>> fabric-port
         }
         let segments = |found: Option<usize>| match config.gso {
             GsoPolicy::Off => 1,
@@ -516,14 +502,10 @@ impl UdpPort {
     fn send_run(&mut self, at: usize, first: &Transmit, tx: &mut TxBatch) -> io::Result<()> {
         let (src, scope_id) = (first.path.src, first.path.scope_id);
         let limit = self.segments_to(&first.path.dst);
-<<<<<<< HEAD
         let endpoint = &mut self.endpoints[at];
         endpoint.class.see(endpoint.socket.as_fd(), first.path.traffic_class);
         let hop_limit = endpoint.hop_limit(&first.path);
         endpoint.hops.see(endpoint.socket.as_fd(), hop_limit);
-=======
-        let endpoint = &self.endpoints[at];
->>>>>>> fabric-port
         let run = tx.entries().take_while(|(t, _)| {
             let same_socket = t.path.src == src && t.path.scope_id == scope_id;
             same_socket && t.path.dst.is_ipv4() == src.is_ipv4() && t.segments() <= limit
@@ -672,14 +654,11 @@ impl Port for UdpPort {
 }
 
 impl Endpoint {
-<<<<<<< HEAD
     /// The hop limit to send with: 0 means "not said", as in an address handle that was left zero.
     fn hop_limit(&self, path: &Path) -> u8 {
         if path.hop_limit == 0 { self.hops.initial } else { path.hop_limit }
     }
 
-=======
->>>>>>> fabric-port
     /// A datagram (or several in segments) as the system call wants it. Control data only for what the
     /// socket would not do by itself: it is copied, and allocated for, by the kernel.
     fn outgoing<'a>(&self, t: &Transmit, payload: &'a [u8], port: u16) -> Outgoing<'a> {
@@ -693,21 +672,12 @@ impl Endpoint {
         } else {
             (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
         };
-<<<<<<< HEAD
         if path.traffic_class != self.class.value {
             control.push(level, class, &i32::from(path.traffic_class).to_ne_bytes());
         }
         let hop_limit = self.hop_limit(path);
         if hop_limit != self.hops.value {
             control.push(level, hops, &i32::from(hop_limit).to_ne_bytes());
-=======
-        if path.traffic_class != self.default_class {
-            control.push(level, class, &i32::from(path.traffic_class).to_ne_bytes());
-        }
-        // A hop limit of 0 means "not said", as in an address handle that was left zero.
-        if path.hop_limit != self.default_hops && path.hop_limit != 0 {
-            control.push(level, hops, &i32::from(path.hop_limit).to_ne_bytes());
->>>>>>> fabric-port
         }
         Outgoing { to: Name::new(path.dst, port, path.scope_id), control, payload }
     }
@@ -837,7 +807,6 @@ fn bind(socket: &UdpSocket, address: &PortAddress, port: u16) -> Result<(), Open
     })
 }
 
-<<<<<<< HEAD
 /// Traffic class and hop limit that a new socket fills in.
 fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)> {
     let socket = socket2::SockRef::from(socket);
@@ -850,13 +819,6 @@ fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)> {
         let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS);
         (Habit::new(level, libc::IPV6_TCLASS, 0), Habit::new(level, option, hops))
     })
-=======
-/// The hop limit that the socket sends with if told nothing; 0 (never equal) where it cannot be read.
-fn default_hops(socket: &UdpSocket, v4: bool) -> u8 {
-    let socket = socket2::SockRef::from(socket);
-    let hops = if v4 { socket.ttl_v4() } else { socket.unicast_hops_v6() };
-    hops.ok().and_then(|h| u8::try_from(h).ok()).unwrap_or(0)
->>>>>>> fabric-port
 }
 
 fn watch(endpoints: &[Endpoint]) -> io::Result<Epoll> {
@@ -881,7 +843,6 @@ impl fmt::Display for UdpPort {
         Ok(())
     }
 }
-<<<<<<< HEAD
 
 #[cfg(test)]
 mod tests {
@@ -1072,5 +1033,3 @@ mod tests {
         assert_eq!(through(0, 1), Err(Dropped::WrongInterface));
     }
 }
-=======
->>>>>>> fabric-port
