@@ -405,7 +405,8 @@ fn foreign_addresses_and_interfaces_are_refused() {
 
     let error = UdpConfig::for_interface("no such name").unwrap_err();
     assert_eq!(error.errno(), libc::ENODEV);
-    assert!(UdpPort::open(UdpConfig::new(Vec::new())).is_err());
+    let error = UdpPort::open(UdpConfig::new(Vec::new())).unwrap_err();
+    assert!(error.to_string().contains("without any address"), "{error}");
 }
 
 /// A port with two loopback addresses of its own. Other processes may take one of them in between.
@@ -569,6 +570,10 @@ fn a_virtual_pair() {
     ip("link set v0 mtu 9000");
     port.refresh();
     assert_eq!(port.caps().mtu, 9000);
+    ip("link set v0 mtu 1300");
+    put(&mut tx, neighbour, &[0; 1400], None);
+    port.send(&mut tx).unwrap();
+    assert_eq!((port.stats().send_errors, port.caps().mtu), (5, 1300));
 
     // Nobody answers for the neighbour, so datagrams pile up in front of the interface until the send
     // buffer is full. What does not fit stays in the batch, in order.
