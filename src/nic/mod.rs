@@ -1,0 +1,3 @@
+//! The NIC of a real port: who runs the engine, when, and on which clock.
+pub mod clock;
+pub mod combine;
