@@ -53,9 +53,14 @@ impl Bell {
         self.0.fetch_add(Self::READ, Ordering::AcqRel) & Self::RUNG != 0
     }
 
+    /// Whether it rang, as far as a plain load can tell.
+    pub(super) fn is_rung(&self) -> bool {
+        self.0.load(Ordering::Acquire) & Self::RUNG != 0
+    }
+
     /// Silences the bell. A ring that the first, cheap look misses stays for [`Bell::heard`].
     pub(super) fn clear(&self) {
-        if self.0.load(Ordering::Relaxed) & Self::RUNG != 0 {
+        if self.is_rung() {
             self.0.fetch_and(!Self::RUNG, Ordering::AcqRel);
         }
     }
@@ -455,7 +460,7 @@ mod loom_tests {
                 return;
             }
         }
-        while combine.bell.0.load(Ordering::Acquire) & Bell::RUNG != 0 {
+        while combine.bell.is_rung() {
             if !combine.try_pass(&mut world.pass()) {
                 return;
             }

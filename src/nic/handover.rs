@@ -402,6 +402,14 @@ impl<S: Sleep> WaiterList<S> {
         }
     }
 
+    /// [`WaiterList::notify`] as it must not be.
+    #[cfg(all(test, loom))]
+    pub(super) fn notify_without_barrier(&self) {
+        if self.waiting.is_rung() {
+            self.wake_all();
+        }
+    }
+
     #[cold]
     fn wake_all(&self) {
         for sleeper in self.list.lock().iter() {

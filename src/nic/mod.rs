@@ -4,3 +4,6 @@ pub mod combine;
 mod handover;
 pub mod progress;
 pub mod wake;
+
+#[cfg(all(test, loom))]
+mod models;
