@@ -352,7 +352,7 @@ impl<W: io::Write + Send> PacketSink for Pcap<W> {
         comment: Option<&str>,
     ) -> io::Result<()> {
         let _ = comment;
-        self.0.write(at - Instant::ZERO, path, ident, datagram)
+        self.0.write(at, path, ident, datagram)
     }
 
     fn finish(&mut self) -> io::Result<()> {

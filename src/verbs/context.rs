@@ -44,7 +44,7 @@ impl Context {
     /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one.
     #[doc(alias = "ibv_open_device")]
     pub fn open(spec: &str) -> Result<Self> {
-        super::device::open(spec)
+        super::device::open_spec(spec)
     }
 
     pub(crate) fn from_nic(device: Device, nic: Arc<Nic>) -> Self {

@@ -32,7 +32,7 @@ impl Drop for Inner {
 }
 
 /// A completion queue. A cheap handle: clones are the same queue.
-#[doc(alias("ibv_cq", "CompletionQueue"))]
+#[doc(alias = "ibv_cq")]
 #[derive(Clone, Debug)]
 pub struct CompletionQueue(Arc<Inner>);
 

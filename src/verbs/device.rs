@@ -80,7 +80,7 @@ pub fn open() -> Result<Context> {
     }
 }
 
-pub(super) fn open(spec: &str) -> Result<Context> {
+pub(super) fn open_spec(spec: &str) -> Result<Context> {
     match spec.split_once(':') {
         Some(("soft", name)) => soft::open(name),
         Some(("ibverbs", _)) => {

@@ -107,7 +107,7 @@ impl From<RemoteMr> for RemoteSlice {
 /// # Ok(())
 /// # }
 /// ```
-#[doc(alias("ibv_mr", "MemoryRegion"))]
+#[doc(alias = "ibv_mr")]
 #[derive(Debug)]
 pub struct MemoryRegion {
     pd: ProtectionDomain,

@@ -35,7 +35,7 @@ impl Drop for Inner {
 /// A protection domain. Queue pairs reach only memory of their own domain, and so do their peers.
 ///
 /// A cheap handle: clones are the same domain. It is freed with the last object made in it.
-#[doc(alias("ibv_pd", "ProtectionDomain"))]
+#[doc(alias = "ibv_pd")]
 #[derive(Clone, Debug)]
 pub struct ProtectionDomain(Arc<Inner>);
 
@@ -201,9 +201,12 @@ const NO_UD: Cause =
 /// # Safety
 /// As [`ProtectionDomain::reg_mr`].
 unsafe fn foreign(ptr: *mut u8, len: usize) -> Result<Arc<Region>> {
+    if len == 0 {
+        return Err(Error::verb("ibv_reg_mr", crate::mem::MemError::Empty));
+    }
     if ptr.is_null() {
         return Err(Error::verb("ibv_reg_mr", Cause::Invalid { what: "the address is null".into() }));
     }
     // SAFETY: the caller's promise.
-    unsafe { Region::foreign(ptr, len, None) }.of("ibv_reg_mr")
+    Ok(unsafe { Region::foreign(ptr, len, None) })
 }

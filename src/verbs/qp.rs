@@ -208,7 +208,7 @@ impl QpBuilder {
 /// # Ok(())
 /// # }
 /// ```
-#[doc(alias("ibv_qp", "QueuePair"))]
+#[doc(alias = "ibv_qp")]
 #[derive(Debug)]
 pub struct QueuePair {
     pd: ProtectionDomain,
