@@ -16,7 +16,7 @@ pub mod verbs;
 pub mod wire;
 
 pub use engine::cc;
-pub use verbs::{backend_status, devices, open, Backend};
+pub use verbs::{Backend, backend_status, devices, open};
 
 /// What nearly every program imports.
 pub mod prelude {

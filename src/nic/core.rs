@@ -140,7 +140,8 @@ impl Core {
             let segmented = self.engine.caps().gso_segments_v4 > 1;
             let room = if segmented { ROOM_SEGMENTED } else { ROOM_SINGLE };
             while sent < TRANSMITS && self.tx.spare().len() >= room {
-                let Some((transmit, owner)) = self.engine.poll_transmit(now, acks, self.tx.spare()) else {
+                let Some((transmit, owner)) = self.engine.poll_transmit(now, acks, self.tx.spare())
+                else {
                     break;
                 };
                 self.tx.commit(transmit, owner);

@@ -51,7 +51,9 @@ impl Limits {
 /// administered ones.
 pub fn guid(addresses: &[PortAddress]) -> u64 {
     match addresses.first().map(|a| a.ip) {
-        Some(IpAddr::V4(v4)) => 0x0253_52ff_fe00_0000 << 8 >> 8 ^ u64::from(u32::from(v4)) | 0x02 << 56,
+        Some(IpAddr::V4(v4)) => {
+            0x0253_52ff_fe00_0000 << 8 >> 8 ^ u64::from(u32::from(v4)) | 0x02 << 56
+        }
         Some(IpAddr::V6(v6)) => {
             // The interface identifier, if the address has one; else whatever tells it apart.
             let bits = u128::from(v6);
@@ -74,7 +76,8 @@ mod tests {
 
     #[test]
     fn guids_differ_and_are_local() {
-        let all = ["127.0.0.2", "127.0.0.3", "10.0.0.2", "::1", "fd00::1", "fd00::2", "fe80::1"].map(of);
+        let all =
+            ["127.0.0.2", "127.0.0.3", "10.0.0.2", "::1", "fd00::1", "fd00::2", "fe80::1"].map(of);
         for (i, a) in all.iter().enumerate() {
             assert_eq!(a >> 56, 2, "locally administered");
             assert!(!all[..i].contains(a), "{a:x}");

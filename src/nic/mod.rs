@@ -21,9 +21,10 @@ pub mod signal;
 pub mod virtual_time;
 pub mod wake;
 
+use std::cell::Cell;
 use std::fmt;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use parking_lot::Mutex;
@@ -101,7 +102,11 @@ impl Nic {
     }
 
     /// A NIC on a simulated network.
-    pub fn simulated(port: Box<dyn Port>, config: EngineConfig, time: Arc<VirtualTime>) -> Arc<Self> {
+    pub fn simulated(
+        port: Box<dyn Port>,
+        config: EngineConfig,
+        time: Arc<VirtualTime>,
+    ) -> Arc<Self> {
         // The network hands out single datagrams.
         let rx = RxBatch::new(64, 8 << 10);
         Arc::new(Self::build(port, config, rx, Time::Virtual(time), Combine::new))
@@ -167,22 +172,26 @@ impl Nic {
         }
     }
 
-    /// Runs a control verb: `f` has the engine to itself; what it leaves to be sent is sent.
-    pub fn control<R>(&self, f: impl FnOnce(&mut Engine, Instant) -> R) -> R {
-        let mut passed = None;
+    /// Runs `f` under the lock, and a pass after it: what `f` leaves to be sent or told is sent and told.
+    fn with_core<R>(&self, f: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        let report = Cell::new(None);
+        let pass =
+            |core: &mut Core| report.set(Some(merge(report.get(), self.run(core, Work::Send))));
         let result = self.core.with(
             |core| {
-                let now = self.now();
-                let result = f(&mut core.engine, now);
-                passed = Some(self.finish(core, now, Work::Send));
+                let result = f(core, self.now());
+                pass(core);
                 result
             },
-            |core| drop(self.run(core, Work::Send)),
+            pass,
         );
-        if let Some(passed) = passed {
-            self.after(By::Post, passed);
-        }
+        self.after(By::Post, report.get());
         result
+    }
+
+    /// Runs a control verb: `f` has the engine to itself.
+    pub fn control<R>(&self, f: impl FnOnce(&mut Engine, Instant) -> R) -> R {
+        self.with_core(|core, now| f(&mut core.engine, now))
     }
 
     /// Makes a queue pair. Its events go to `events`.
@@ -195,21 +204,15 @@ impl Nic {
         events: &Arc<EventQueue>,
     ) -> Result<(QpHandle, Arc<QpFace>), Cause> {
         self.start_thread()?;
-        let made = self.core.with(
-            |core| {
-                let made = core.engine.create_qp(init);
-                if let Ok((_, face)) = &made {
-                    core.owners.insert(face.qpn().raw(), Arc::clone(events));
-                    // Ringing must not allocate.
-                    let many = core.engine.qp_count();
-                    core.bells.reserve(many);
-                    self.bells.lock().reserve(many);
-                }
-                made
-            },
-            |core| drop(self.run(core, Work::Send)),
-        )?;
-        Ok(made)
+        self.with_core(|core, _| {
+            let (handle, face) = core.engine.create_qp(init)?;
+            core.owners.insert(face.qpn().raw(), Arc::clone(events));
+            // Ringing must not allocate.
+            let many = core.engine.qp_count() + 1;
+            core.bells.reserve(many);
+            self.bells.lock().reserve(many);
+            Ok((handle, face))
+        })
     }
 
     /// Destroys a queue pair, after it has sent the answers that it owes.
@@ -217,14 +220,11 @@ impl Nic {
     /// # Errors
     /// As [`Engine::destroy_qp`].
     pub fn destroy_qp(&self, handle: QpHandle, qpn: u32) -> Result<(), Cause> {
-        self.core.with(
-            |core| {
-                core.farewell(self.now(), handle);
-                core.owners.remove(&qpn);
-                core.engine.destroy_qp(handle)
-            },
-            |core| drop(self.run(core, Work::Send)),
-        )
+        self.with_core(|core, now| {
+            core.farewell(now, handle);
+            core.owners.remove(&qpn);
+            core.engine.destroy_qp(handle)
+        })
     }
 
     /// Makes a completion queue. Its events go to `channel`, and if it overruns to `events`.
@@ -237,20 +237,17 @@ impl Nic {
         channel: Option<Arc<Channel>>,
         events: &Arc<EventQueue>,
     ) -> Result<Arc<CqNotify>, Cause> {
-        self.core.with(
-            |core| {
-                let (cq, shared) = core.engine.create_cq(depth)?;
-                let entry = Arc::new(CqNotify::new(cq, shared, channel));
-                let index = cq as usize;
-                if core.cqs.len() <= index {
-                    core.cqs.resize(index + 1, None);
-                }
-                core.cqs[index] = Some(Arc::clone(&entry));
-                core.cq_owners.insert(cq, Arc::clone(events));
-                Ok(entry)
-            },
-            |core| drop(self.run(core, Work::Send)),
-        )
+        self.with_core(|core, _| {
+            let (cq, shared) = core.engine.create_cq(depth)?;
+            let entry = Arc::new(CqNotify::new(cq, shared, channel));
+            let index = cq as usize;
+            if core.cqs.len() <= index {
+                core.cqs.resize(index + 1, None);
+            }
+            core.cqs[index] = Some(Arc::clone(&entry));
+            core.cq_owners.insert(cq, Arc::clone(events));
+            Ok(entry)
+        })
     }
 
     /// Destroys a completion queue.
@@ -258,63 +255,52 @@ impl Nic {
     /// # Errors
     /// As [`Engine::destroy_cq`].
     pub fn destroy_cq(&self, cq: u32) -> Result<(), Cause> {
-        self.core.with(
-            |core| {
-                core.engine.destroy_cq(cq)?;
-                core.cq_owners.remove(&cq);
-                if let Some(entry) = core.cqs.get_mut(cq as usize).and_then(Option::take)
-                    && let Some(channel) = &entry.channel
-                {
-                    channel.forget(cq);
-                }
-                Ok(())
-            },
-            |core| drop(self.run(core, Work::Send)),
-        )
+        self.with_core(|core, _| {
+            core.engine.destroy_cq(cq)?;
+            core.cq_owners.remove(&cq);
+            if let Some(entry) = core.cqs.get_mut(cq as usize).and_then(Option::take)
+                && let Some(channel) = &entry.channel
+            {
+                channel.forget(cq);
+            }
+            Ok(())
+        })
     }
 
     /// Somebody opened the device and wants its events.
     pub fn add_opener(&self, events: &Arc<EventQueue>) {
-        self.core.with(
-            |core| {
-                core.openers.retain(|w| w.strong_count() > 0);
-                core.openers.push(Arc::downgrade(events));
-            },
-            |core| drop(self.run(core, Work::Send)),
-        );
+        self.with_core(|core, _| {
+            core.openers.retain(|w| w.strong_count() > 0);
+            core.openers.push(Arc::downgrade(events));
+        });
     }
 
     /// Counters of the port.
     pub fn port_stats(&self) -> PortStats {
-        self.core.with(|core| core.port.stats(), |core| drop(self.run(core, Work::Send)))
+        self.with_core(|core, _| core.port.stats())
     }
 
     /// Whether the port failed for good.
     pub fn is_broken(&self) -> bool {
-        self.core.with(|core| core.is_broken(), |core| drop(self.run(core, Work::Send)))
+        self.with_core(|core, _| core.is_broken())
     }
 
     /// Something was posted: sends it from here if the engine is free, else leaves it to whoever is in it.
     #[inline]
     pub fn doorbell(&self, handle: QpHandle, face: &QpFace) {
-        let mut passed = None;
-        let mut first = true;
+        let mut report = None;
+        let mut mine = Some(handle);
         let ran = self.core.try_drive(|core| {
-            if first {
-                first = false;
-                core.bells.push(handle);
-            }
-            passed = Some(self.run(core, Work::Send));
+            core.bells.extend(mine.take());
+            report = Some(merge(report, self.run(core, Work::Send)));
         });
         if !ran {
             if face.ring() {
                 self.bells.lock().push(handle);
             }
-            self.core.kick(|core| passed = Some(self.run(core, Work::Send)));
+            self.core.kick(|core| report = Some(merge(report, self.run(core, Work::Send))));
         }
-        if let Some(passed) = passed {
-            self.after(By::Post, passed);
-        }
+        self.after(By::Post, report);
     }
 
     /// The application looks for completions and there are none: makes a pass, if nobody else is at it.
@@ -326,11 +312,10 @@ impl Nic {
     pub fn poll(&self) -> Result<(), Cause> {
         match &self.time {
             Time::Real { .. } => {
-                let mut passed = None;
-                self.core.try_drive(|core| passed = Some(self.run(core, Work::Poll)));
-                if let Some(passed) = passed {
-                    self.after(By::Poll, passed);
-                }
+                let mut report = None;
+                self.core
+                    .try_drive(|core| report = Some(merge(report, self.run(core, Work::Poll))));
+                self.after(By::Poll, report);
                 Ok(())
             }
             Time::Virtual(time) => time.poll(),
@@ -350,7 +335,8 @@ impl Nic {
     ) -> Result<bool, Cause> {
         match &self.time {
             Time::Real { clock, progress, .. } => {
-                let deadline = (timeout < Duration::from_secs(1 << 32)).then(|| clock.now() + timeout);
+                let deadline =
+                    (timeout < Duration::from_secs(1 << 32)).then(|| clock.now() + timeout);
                 Ok(progress.wait(self, waiters, ready, deadline))
             }
             Time::Virtual(time) => time.wait(ready, timeout),
@@ -376,10 +362,6 @@ impl Nic {
     /// One pass, under the lock.
     fn run(&self, core: &mut Core, work: Work) -> Passed {
         let now = self.now();
-        self.finish(core, now, work)
-    }
-
-    fn finish(&self, core: &mut Core, now: Instant, work: Work) -> Passed {
         {
             let mut bells = self.bells.lock();
             if !bells.is_empty() {
@@ -397,25 +379,31 @@ impl Nic {
         passed
     }
 
-    /// What follows a pass, without the lock.
-    fn after(&self, by: By, passed: Passed) {
-        if self.has_wakers.load(Ordering::Acquire) && self.has_wakers.swap(false, Ordering::AcqRel) {
-            let wakers = std::mem::take(&mut *self.wakers.lock());
-            wakers.into_iter().for_each(Waker::wake);
-        }
+    /// What follows passes, without the lock: tasks are woken, and sleepers learn of earlier timeouts.
+    fn after(&self, by: By, report: Option<Passed>) {
+        let Some(passed) = report else { return };
+        self.wake_tasks();
         if let Time::Real { progress, clock, .. } = &self.time {
             progress.note_pass(by, clock.now(), passed.next);
         }
     }
 
+    fn wake_tasks(&self) {
+        if self.has_wakers.load(Ordering::Acquire) && self.has_wakers.swap(false, Ordering::AcqRel)
+        {
+            let wakers = std::mem::take(&mut *self.wakers.lock());
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
     /// A pass in virtual time: until nothing more happens at this instant.
     fn serve_virtual(&self) {
+        // A bound against an engine that never comes to rest at one instant, which would be a bug.
         for _ in 0..1_000_000 {
-            let mut passed = None;
-            self.core.drive(|core| passed = Some(self.run(core, Work::Serve)));
-            let Some(passed) = passed else { return };
-            self.after(By::Thread, passed);
-            if !passed.progress {
+            let mut report = None;
+            self.core.drive(|core| report = Some(merge(report, self.run(core, Work::Serve))));
+            self.wake_tasks();
+            if report.is_none_or(|passed: Passed| !passed.progress) {
                 return;
             }
         }
@@ -429,20 +417,17 @@ impl Nic {
 
 impl Drive for Nic {
     fn try_pass(&self, by: By) -> Option<PassReport> {
-        let work = if by == By::Thread { Work::Serve } else { Work::Poll };
         let mut report = None;
-        self.core.try_drive(|core| merge(&mut report, self.run(core, work)));
-        report.map(|passed| self.report(passed))
+        self.core.try_drive(|core| report = Some(merge(report, self.run(core, work(by)))));
+        self.wake_tasks();
+        report.map(PassReport::from)
     }
 
     fn pass(&self, by: By) -> PassReport {
-        let work = if by == By::Thread { Work::Serve } else { Work::Poll };
         let mut report = None;
-        self.core.drive(|core| merge(&mut report, self.run(core, work)));
-        report.map_or(
-            PassReport { progress: false, next: Instant::FAR_FUTURE },
-            |passed| self.report(passed),
-        )
+        self.core.drive(|core| report = Some(merge(report, self.run(core, work(by)))));
+        self.wake_tasks();
+        report.map_or(PassReport { progress: false, next: Instant::FAR_FUTURE }, PassReport::from)
     }
 
     fn port_fd(&self) -> Option<PortFd<'_>> {
@@ -458,20 +443,23 @@ impl Drive for Nic {
     }
 }
 
-impl Nic {
-    fn report(&self, passed: Passed) -> PassReport {
-        if self.has_wakers.load(Ordering::Acquire) && self.has_wakers.swap(false, Ordering::AcqRel) {
-            let wakers = std::mem::take(&mut *self.wakers.lock());
-            wakers.into_iter().for_each(Waker::wake);
-        }
-        PassReport { progress: passed.progress, next: passed.next }
+const fn work(by: By) -> Work {
+    match by {
+        By::Poll | By::Wait => Work::Poll,
+        By::Post => Work::Send,
+        By::Thread => Work::Serve,
+    }
+}
+
+impl From<Passed> for PassReport {
+    fn from(passed: Passed) -> Self {
+        Self { progress: passed.progress, next: passed.next }
     }
 }
 
 /// One report for several passes.
-fn merge(report: &mut Option<Passed>, passed: Passed) {
-    let progress = passed.progress | report.is_some_and(|r: Passed| r.progress);
-    *report = Some(Passed { progress, ..passed });
+fn merge(earlier: Option<Passed>, passed: Passed) -> Passed {
+    Passed { progress: passed.progress | earlier.is_some_and(|e| e.progress), ..passed }
 }
 
 impl Drop for Nic {
@@ -479,7 +467,9 @@ impl Drop for Nic {
         match &self.time {
             Time::Real { progress, .. } => {
                 // The last answers leave before the socket closes.
-                self.core.drive(|core| drop(self.run(core, Work::Send)));
+                self.core.drive(|core| {
+                    self.run(core, Work::Send);
+                });
                 progress.stop();
             }
             Time::Virtual(time) => time.forget(self),
@@ -492,6 +482,3 @@ impl fmt::Debug for Nic {
         f.debug_struct("Nic").field("addresses", &self.addresses).finish_non_exhaustive()
     }
 }
-
-/// A NIC that may be gone.
-pub type WeakNic = Weak<Nic>;

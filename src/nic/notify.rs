@@ -109,7 +109,10 @@ impl CqNotify {
 
 impl fmt::Debug for CqNotify {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("CqNotify").field("cq", &self.cq).field("shared", &self.shared).finish_non_exhaustive()
+        f.debug_struct("CqNotify")
+            .field("cq", &self.cq)
+            .field("shared", &self.shared)
+            .finish_non_exhaustive()
     }
 }
 

@@ -63,7 +63,8 @@ mod imp {
         pub(super) fn fd(&self) -> std::io::Result<BorrowedFd<'_>> {
             let count = self.count.lock();
             if self.fd.get().is_none() {
-                let flags = EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
+                let flags =
+                    EfdFlags::EFD_SEMAPHORE | EfdFlags::EFD_NONBLOCK | EfdFlags::EFD_CLOEXEC;
                 let fd = EventFd::from_flags(flags)?;
                 if *count > 0 {
                     let _ = fd.write(*count);

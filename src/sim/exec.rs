@@ -87,7 +87,8 @@ impl Executor {
             match woken {
                 Some(MAIN) => {
                     ticket.queued.store(false, Ordering::Release);
-                    if let Poll::Ready(value) = main.as_mut().poll(&mut Context::from_waker(&waker)) {
+                    if let Poll::Ready(value) = main.as_mut().poll(&mut Context::from_waker(&waker))
+                    {
                         return Ok(value);
                     }
                 }

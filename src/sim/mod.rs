@@ -43,9 +43,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub use crate::fabric::{
-    Action, Class, HostCounters, Link, Packet, Rule, RuleHits, Verdict,
-};
+pub use crate::fabric::{Action, Class, HostCounters, Link, Packet, Rule, RuleHits, Verdict};
 
 use crate::capture::Writer;
 use crate::engine::EngineConfig;
@@ -323,7 +321,10 @@ impl Drop for Inner {
     fn drop(&mut self) {
         #[expect(clippy::print_stderr, reason = "the seed is what a failing test must tell")]
         if std::thread::panicking() {
-            eprintln!("softroce::sim: seed {}; repeat with {SEED_VARIABLE}={}", self.seed, self.seed);
+            eprintln!(
+                "softroce::sim: seed {}; repeat with {SEED_VARIABLE}={}",
+                self.seed, self.seed
+            );
         }
         // A file that could not be written was the business of `stop_pcap`.
         let _ = self.fabric.lock().stop_capture();

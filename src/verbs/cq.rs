@@ -243,8 +243,7 @@ impl CqBuilder {
     pub fn build(self) -> Result<CompletionQueue> {
         let verb = "ibv_create_cq";
         if self.vector > 0 {
-            let cause =
-                Cause::AttrRange { attr: "comp_vector", got: self.vector.into(), max: 0 };
+            let cause = Cause::AttrRange { attr: "comp_vector", got: self.vector.into(), max: 0 };
             return Err(Error::verb(verb, cause));
         }
         if let Some(channel) = &self.channel

@@ -153,8 +153,12 @@ mod soft {
                 "gso=off" => GsoPolicy::Off,
                 "gso=auto" => GsoPolicy::Auto,
                 other => {
-                    let what = format!("device option {other:?}: wanted gso=on, gso=off or gso=auto");
-                    return Err(Error::verb("ibv_open_device", Cause::Invalid { what: what.into() }));
+                    let what =
+                        format!("device option {other:?}: wanted gso=on, gso=off or gso=auto");
+                    return Err(Error::verb(
+                        "ibv_open_device",
+                        Cause::Invalid { what: what.into() },
+                    ));
                 }
             };
         }
@@ -201,9 +205,11 @@ mod soft {
 
     /// `10.0.0.1`, `::1`, `fe80::1%eth0`.
     fn parse_address(text: &str) -> Result<(IpAddr, u32)> {
-        let bad = |what: String| Error::verb("ibv_open_device", Cause::Invalid { what: what.into() });
+        let bad =
+            |what: String| Error::verb("ibv_open_device", Cause::Invalid { what: what.into() });
         let (ip, scope) = text.split_once('%').unwrap_or((text, ""));
-        let ip = ip.parse().map_err(|_| bad(format!("soft:udp={text}: {ip:?} is no IP address")))?;
+        let ip =
+            ip.parse().map_err(|_| bad(format!("soft:udp={text}: {ip:?} is no IP address")))?;
         if scope.is_empty() {
             return Ok((ip, 0));
         }

@@ -49,7 +49,13 @@ pub struct QpEndpoint {
 impl QpEndpoint {
     /// The way to it.
     pub fn ah(&self) -> AhAttr {
-        AhAttr { dgid: self.gid, dlid: self.lid, port: 1, scope_id: self.scope_id, ..AhAttr::default() }
+        AhAttr {
+            dgid: self.gid,
+            dlid: self.lid,
+            port: 1,
+            scope_id: self.scope_id,
+            ..AhAttr::default()
+        }
     }
 }
 
@@ -136,7 +142,10 @@ mod tests {
     fn short_forms_and_errors() {
         let e: QpEndpoint = "[fe80::1%3]/11/abcdef".parse().unwrap();
         assert_eq!((e.scope_id, e.psn, e.mtu, e.rd_atomic), (3, 0xab_cdef, Mtu::B1024, 1));
-        assert_eq!("[10.0.0.1]/1/2".parse::<QpEndpoint>().unwrap().gid.to_string(), "::ffff:10.0.0.1");
+        assert_eq!(
+            "[10.0.0.1]/1/2".parse::<QpEndpoint>().unwrap().gid.to_string(),
+            "::ffff:10.0.0.1"
+        );
         for (text, part) in [
             ("", "looks like"),
             ("10.0.0.1/1/2", "looks like"),

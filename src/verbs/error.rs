@@ -137,8 +137,7 @@ mod tests {
 
     #[test]
     fn sentences_name_the_verb_the_attribute_and_the_way_out() {
-        let cause =
-            Cause::MissingAttr { from: QpState::Init, to: QpState::Rtr, attr: "dest_qpn" };
+        let cause = Cause::MissingAttr { from: QpState::Init, to: QpState::Rtr, attr: "dest_qpn" };
         let e = Error::verb("ibv_modify_qp", cause);
         assert_eq!(e.errno(), Some(22));
         assert_eq!(

@@ -4,7 +4,10 @@
 //! nobody gets a plain reference to it without `unsafe`. [`MemoryRegion::read`], [`write`](MemoryRegion::write),
 //! [`load`](MemoryRegion::load) and [`store`](MemoryRegion::store) go through word-sized atomics: a race gives
 //! old bytes, new bytes, or some of each, and never undefined behaviour.
-#![allow(unsafe_code, reason = "the contracts that callers of unsafe functions take on; no memory is touched here")]
+#![allow(
+    unsafe_code,
+    reason = "the contracts that callers of unsafe functions take on; no memory is touched here"
+)]
 
 use std::io::{self, Read, Write};
 use std::ops::{Bound, Range, RangeBounds};
@@ -277,7 +280,10 @@ impl MemoryRegion {
     ///
     /// # Panics
     /// Out of range.
-    #[expect(clippy::mut_from_ref, reason = "exclusive by the caller's promise, like UnsafeCell::get")]
+    #[expect(
+        clippy::mut_from_ref,
+        reason = "exclusive by the caller's promise, like UnsafeCell::get"
+    )]
     #[track_caller]
     pub unsafe fn as_mut_slice(&self, range: Range<usize>) -> &mut [u8] {
         let range = self.resolve(range);

@@ -58,7 +58,9 @@ pub fn receive<T: Wire>(stream: &mut impl Read) -> Result<T> {
     let mut head = [0; 5];
     stream.read_exact(&mut head)?;
     if head[0] != VERSION {
-        return Err(bad("the peer speaks another version of the exchange, or is no softroce program"));
+        return Err(bad(
+            "the peer speaks another version of the exchange, or is no softroce program",
+        ));
     }
     let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
     if len > MAX_LEN {
@@ -68,7 +70,11 @@ pub fn receive<T: Wire>(stream: &mut impl Read) -> Result<T> {
     stream.read_exact(&mut body)?;
     let mut rest = &body[..];
     let value = T::decode(&mut rest)?;
-    if rest.is_empty() { Ok(value) } else { Err(bad("the peer says more than expected: another type?")) }
+    if rest.is_empty() {
+        Ok(value)
+    } else {
+        Err(bad("the peer says more than expected: another type?"))
+    }
 }
 
 fn bad(what: &'static str) -> Error {
@@ -87,8 +93,9 @@ pub trait Wire: Sized {
 }
 
 fn take<'a>(b: &mut &'a [u8], n: usize) -> Result<&'a [u8]> {
-    let (front, rest) =
-        b.split_at_checked(n).ok_or_else(|| bad("the peer says less than expected: another type?"))?;
+    let (front, rest) = b
+        .split_at_checked(n)
+        .ok_or_else(|| bad("the peer says less than expected: another type?"))?;
     *b = rest;
     Ok(front)
 }

@@ -1,5 +1,8 @@
 //! Protection domains: what may work together.
-#![allow(unsafe_code, reason = "reg_mr takes over a contract from its caller; no memory is touched here")]
+#![allow(
+    unsafe_code,
+    reason = "reg_mr takes over a contract from its caller; no memory is touched here"
+)]
 
 use std::sync::Arc;
 
@@ -80,7 +83,12 @@ impl ProtectionDomain {
         self.register(region, IovaChoice::Allocate, access)
     }
 
-    fn register(&self, region: Arc<Region>, iova: IovaChoice, access: Access) -> Result<MemoryRegion> {
+    fn register(
+        &self,
+        region: Arc<Region>,
+        iova: IovaChoice,
+        access: Access,
+    ) -> Result<MemoryRegion> {
         self.nic().enter().of("ibv_reg_mr")?;
         let kept = Arc::clone(&region);
         let keys = self
@@ -195,8 +203,9 @@ impl ProtectionDomain {
     }
 }
 
-const NO_UD: Cause =
-    Cause::Unsupported { what: "queue pairs of type UD are not offered yet: use RC, which needs no handle" };
+const NO_UD: Cause = Cause::Unsupported {
+    what: "queue pairs of type UD are not offered yet: use RC, which needs no handle",
+};
 
 /// # Safety
 /// As [`ProtectionDomain::reg_mr`].
@@ -205,7 +214,10 @@ unsafe fn foreign(ptr: *mut u8, len: usize) -> Result<Arc<Region>> {
         return Err(Error::verb("ibv_reg_mr", crate::mem::MemError::Empty));
     }
     if ptr.is_null() {
-        return Err(Error::verb("ibv_reg_mr", Cause::Invalid { what: "the address is null".into() }));
+        return Err(Error::verb(
+            "ibv_reg_mr",
+            Cause::Invalid { what: "the address is null".into() },
+        ));
     }
     // SAFETY: the caller's promise.
     Ok(unsafe { Region::foreign(ptr, len, None) })

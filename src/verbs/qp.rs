@@ -277,7 +277,9 @@ impl QueuePair {
     pub fn connect_with(&self, peer: &QpEndpoint, over: QpAttr) -> Result<()> {
         let mine = self.endpoint();
         if self.state()? == QpState::Reset {
-            self.modify(&self.init_attr().overridden(&over, Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS))?;
+            self.modify(
+                &self.init_attr().overridden(&over, Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS),
+            )?;
         }
         let nic = self.pd.nic();
         nic.control(|engine, _| engine.set_peer_buffer(self.handle, peer.rx_buffer))
@@ -324,7 +326,9 @@ impl QueuePair {
         let _ = qkey;
         Err(Error::verb(
             "ibv_modify_qp",
-            Cause::Invalid { what: "only a datagram queue pair is activated: connect this one".into() },
+            Cause::Invalid {
+                what: "only a datagram queue pair is activated: connect this one".into(),
+            },
         ))
     }
 
@@ -409,7 +413,10 @@ impl QueuePair {
     fn stage(&self, sq: &mut SendProducer, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
         let state = self.face.state();
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
-            return Err(Cause::State { state, want: "RTS (or SQD, SQE, ERR) for posting to the send queue" });
+            return Err(Cause::State {
+                state,
+                want: "RTS (or SQD, SQE, ERR) for posting to the send queue",
+            });
         }
         if let Some(flaw) = wr.flaw {
             return Err(Cause::Invalid { what: flaw.into() });
@@ -447,7 +454,8 @@ impl QueuePair {
             Source::Local(local) => {
                 let list = local.as_slice();
                 check_length(wr.op, local)?;
-                sq.stage(wqe, list.iter().map(|s| s.to_mem())).map_err(|e| self.refused(e, list.len()))?;
+                sq.stage(wqe, list.iter().map(|s| s.to_mem()))
+                    .map_err(|e| self.refused(e, list.len()))?;
             }
         }
         Ok(())
@@ -456,16 +464,18 @@ impl QueuePair {
     /// What this type of queue pair does not do.
     fn check_kind(&self, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
         if wr.datagram {
-            return Err(Cause::Invalid { what: "a connected queue pair takes no .to(): it has one peer".into() });
+            return Err(Cause::Invalid {
+                what: "a connected queue pair takes no .to(): it has one peer".into(),
+            });
         }
         if wr.xrc {
             return Err(Cause::Unsupported { what: "XRC is not offered yet" });
         }
         match wr.op {
             SendOp::Flush => Err(Cause::Unsupported { what: "FLUSH is not offered yet" }),
-            SendOp::AtomicWrite => {
-                Err(Cause::Unsupported { what: "ATOMIC WRITE is not offered yet: use WRITE of 8 bytes" })
-            }
+            SendOp::AtomicWrite => Err(Cause::Unsupported {
+                what: "ATOMIC WRITE is not offered yet: use WRITE of 8 bytes",
+            }),
             _ => Ok(()),
         }
     }
@@ -475,7 +485,9 @@ impl QueuePair {
             PostError::QueueFull { depth } => Cause::QueueFull { depth },
             PostError::TooManySge { max } => Cause::TooManySge { got, max },
             PostError::InlineTooLong { max } => Cause::InlineTooLong { got, max },
-            PostError::TooLong => Cause::MessageTooLong { got: u64::from(u32::MAX) + 1, max: MAX_MSG },
+            PostError::TooLong => {
+                Cause::MessageTooLong { got: u64::from(u32::MAX) + 1, max: MAX_MSG }
+            }
         }
     }
 
@@ -498,7 +510,8 @@ impl QueuePair {
             } else if self.face.cap().recv_wr == 0 {
                 Err(Cause::QueueFull { depth: 0 })
             } else {
-                rq.stage(wr.id, list.iter().map(|s| s.to_mem())).map_err(|e| self.refused(e, list.len()))
+                rq.stage(wr.id, list.iter().map(|s| s.to_mem()))
+                    .map_err(|e| self.refused(e, list.len()))
             };
             match staged {
                 Ok(_) => {
