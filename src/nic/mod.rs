@@ -374,7 +374,7 @@ impl Nic {
             self.has_wakers.store(true, Ordering::Release);
         }
         if matches!(self.time, Time::Virtual(_)) {
-            self.next.store(core.next_exact(now).as_nanos(), Ordering::Relaxed);
+            self.next.store(core.next_exact().as_nanos(), Ordering::Relaxed);
         }
         passed
     }

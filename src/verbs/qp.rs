@@ -8,6 +8,7 @@ use crate::engine::qp::attr::Mask;
 use crate::engine::{QpFace, QpHandle, QpInit};
 use crate::mem::Access;
 use crate::queue::{PostError, SendFlags, SendOp, SendProducer, SendWqe};
+use crate::sync::MutexGuard;
 use crate::wire::num::{Gid, Psn, Rkey};
 
 pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
@@ -380,7 +381,7 @@ impl QueuePair {
         let nic = self.pd.nic();
         nic.enter().map_err(|cause| Error::post(0, cause))?;
         // Rings when it goes: also if the caller's iterator panics, for what was posted whole by then.
-        struct Bell<'q, F: FnMut()>(parking_lot::MutexGuard<'q, SendProducer>, usize, F);
+        struct Bell<'q, F: FnMut()>(MutexGuard<'q, SendProducer>, usize, F);
         impl<F: FnMut()> Drop for Bell<'_, F> {
             fn drop(&mut self) {
                 if self.1 > 0 {
