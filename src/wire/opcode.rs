@@ -36,18 +36,37 @@ bitflags::bitflags! {
 }
 
 impl Headers {
+    /// Sizes, in the order of the bits.
+    const SIZES: [usize; 11] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4, 16];
+
     /// Bytes of one header (of a set: of all).
+    #[expect(clippy::len_without_is_empty, reason = "`is_empty` is there, by reference")]
     pub const fn len(self) -> usize {
-        const SIZES: [usize; 11] = [4, 8, 4, 4, 16, 28, 4, 8, 4, 4, 16];
         let mut sum = 0;
         let mut i = 0;
-        while i < SIZES.len() {
+        while i < Self::SIZES.len() {
             if self.bits() & (1 << i) != 0 {
-                sum += SIZES[i];
+                sum += Self::SIZES[i];
             }
             i += 1;
         }
         sum
+    }
+
+    /// For each bit, where that header begins in a packet that has this set; 0 for those it lacks.
+    #[expect(clippy::cast_possible_truncation, reason = "all headers together have 112 bytes")]
+    const fn offsets(self) -> [u8; 11] {
+        let mut offsets = [0; 11];
+        let mut at = super::bth::Bth::LEN;
+        let mut i = 0;
+        while i < Self::SIZES.len() {
+            if self.bits() & (1 << i) != 0 {
+                offsets[i] = at as u8;
+                at += Self::SIZES[i];
+            }
+            i += 1;
+        }
+        offsets
     }
 }
 
@@ -141,6 +160,7 @@ pub struct Info {
     pub header_len: usize,
     /// Whether payload may follow.
     pub payload: bool,
+    offsets: [u8; 11],
 }
 
 impl Info {
@@ -155,6 +175,14 @@ impl Info {
             self.operation,
             Operation::ReadResponse | Operation::Acknowledge | Operation::AtomicAcknowledge
         )
+    }
+
+    /// Bytes from the start of the BTH to the header `which` (a single one), if the opcode has it.
+    pub(crate) const fn offset_of(&self, which: Headers) -> Option<usize> {
+        match self.offsets[which.bits().trailing_zeros() as usize] {
+            0 => None,
+            at => Some(at as usize),
+        }
     }
 
     /// Carries immediate data.
@@ -317,7 +345,8 @@ const fn row(
         Transport::Xrc => own.union(Headers::XRCETH),
     };
     let header_len = super::bth::Bth::LEN + headers.len();
-    Some(Info { name, transport, operation, position, headers, header_len, payload })
+    let offsets = headers.offsets();
+    Some(Info { name, transport, operation, position, headers, header_len, payload, offsets })
 }
 
 /// `low five bits, name, operation, position, headers on RC, payload => services`
@@ -420,6 +449,23 @@ mod tests {
         ] {
             assert_eq!(info(byte).header_len, len, "{byte:#04x}");
         }
+    }
+
+    #[test]
+    fn headers_lie_behind_each_other() {
+        for byte in 0..=255 {
+            let Some(op) = Opcode::from_u8(byte) else { continue };
+            let mut at = crate::wire::Bth::LEN;
+            for which in Headers::all().iter() {
+                let expected = op.info().headers.contains(which).then_some(at);
+                assert_eq!(op.info().offset_of(which), expected, "{op} {which:?}");
+                at += expected.map_or(0, |_| which.len());
+            }
+            assert_eq!(at, op.info().header_len);
+        }
+        // The RETH of a FLUSH stands behind its FETH.
+        assert_eq!(info(0x1c).offset_of(Headers::RETH), Some(16));
+        assert_eq!(info(0x65).offset_of(Headers::IMMDT), Some(20));
     }
 
     #[test]

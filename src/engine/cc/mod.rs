@@ -1,0 +1,76 @@
+//! Congestion control: how fast a queue pair may send.
+//!
+//! The engine tells an algorithm what happened ([`CongestionControl`]) and asks it for a rate and a
+//! window; pacing itself is the engine's. [`Fixed`] is the algorithm of a queue pair that nobody slows.
+
+mod fixed;
+
+pub use fixed::Fixed;
+
+use std::fmt;
+
+use crate::time::{Duration, Instant};
+
+/// What an acknowledgement says about the path.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct AckInfo {
+    /// Bytes newly acknowledged.
+    pub bytes: u32,
+    /// Round-trip time of the newest packet acknowledged, where it was measured.
+    pub rtt: Option<Duration>,
+    /// The acknowledgement itself carried "congestion experienced".
+    pub ecn_echo: bool,
+}
+
+/// How a loss was noticed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Loss {
+    /// The responder reported a gap.
+    SequenceNak,
+    /// A response beyond an unanswered READ or atomic arrived.
+    ImpliedNak,
+    /// Nothing arrived in time.
+    Timeout,
+}
+
+/// The reaction point of one queue pair: told what happens, asked how fast to go.
+///
+/// *Rules.* No clock, no randomness of its own: time is an argument. All methods must return quickly;
+/// they run under the engine's lock. After any call, [`next_timer`](Self::next_timer),
+/// [`pacing_rate`](Self::pacing_rate) and [`cwnd`](Self::cwnd) are asked again.
+pub trait CongestionControl: fmt::Debug + Send {
+    /// A packet of `bytes` bytes left.
+    fn on_send(&mut self, now: Instant, bytes: u32) {
+        let _ = (now, bytes);
+    }
+    /// Bytes were acknowledged.
+    fn on_ack(&mut self, now: Instant, ack: &AckInfo) {
+        let _ = (now, ack);
+    }
+    /// A congestion notification packet arrived.
+    fn on_cnp(&mut self, now: Instant) {
+        let _ = now;
+    }
+    /// A loss was noticed and a retry starts.
+    fn on_loss(&mut self, now: Instant, loss: Loss) {
+        let _ = (now, loss);
+    }
+    /// The time of [`next_timer`](Self::next_timer) has come.
+    fn on_timer(&mut self, now: Instant) {
+        let _ = now;
+    }
+    /// When it wants to be called again, if at all.
+    fn next_timer(&self) -> Option<Instant> {
+        None
+    }
+    /// Bits per second at which packets leave; `None`: as fast as they can.
+    fn pacing_rate(&self) -> Option<u64> {
+        None
+    }
+    /// Most unacknowledged bytes; `None`: no limit of its own.
+    fn cwnd(&self) -> Option<u32> {
+        None
+    }
+}

@@ -1,0 +1,135 @@
+//! What all queue pairs of a device share: memory, completion queues, windows, counters, events.
+//!
+//! Queue pairs are handed this beside themselves, so that a queue pair and the rest of the device can be
+//! borrowed at the same time.
+
+use std::collections::VecDeque;
+
+use super::config::EngineConfig;
+use super::counters::{Counter, Counters};
+use super::event::AsyncEvent;
+use super::window::{WindowId, Windows};
+use crate::mem::MrTable;
+use crate::net::PortCaps;
+use crate::queue::{CqProducer, Cqe};
+use crate::time::Instant;
+
+/// A completion queue as the engine sees it.
+#[derive(Debug)]
+pub(crate) struct CqSlot {
+    pub(crate) producer: CqProducer,
+    /// Queue pairs that report to it (twice, if with both queues).
+    pub(crate) users: u32,
+    /// On the list of those with something to publish.
+    dirty: bool,
+    /// The event of its overrun was raised.
+    pub(crate) dead: bool,
+}
+
+#[derive(Debug)]
+pub(crate) struct Common {
+    pub(crate) config: EngineConfig,
+    pub(crate) caps: PortCaps,
+    pub(crate) mrs: MrTable,
+    pub(crate) cqs: Vec<Option<CqSlot>>,
+    dirty: Vec<u32>,
+    pub(crate) windows: Windows,
+    pub(crate) counters: Counters,
+    pub(crate) events: VecDeque<AsyncEvent>,
+    /// Queue pairs that may have something to send: room in a window, or a failed completion queue.
+    pub(crate) woken: Vec<u32>,
+    /// Completion queues that overran since the engine last looked.
+    pub(crate) overrun: Vec<u32>,
+    /// A receive completed since the driver last asked.
+    pub(crate) received: bool,
+    pub(crate) now: Instant,
+}
+
+/// Events kept for an application that does not fetch them; older ones win.
+const MAX_EVENTS: usize = 4096;
+
+impl Common {
+    pub(crate) fn new(config: EngineConfig, caps: PortCaps, mrs: MrTable) -> Self {
+        let windows = Windows::new(config.window);
+        Self {
+            config,
+            caps,
+            mrs,
+            cqs: Vec::new(),
+            dirty: Vec::new(),
+            windows,
+            counters: Counters::new(),
+            events: VecDeque::new(),
+            woken: Vec::new(),
+            overrun: Vec::new(),
+            received: false,
+            now: Instant::ZERO,
+        }
+    }
+
+    pub(crate) fn count(&mut self, c: Counter) {
+        self.counters.count(c);
+    }
+
+    pub(crate) fn event(&mut self, e: AsyncEvent) {
+        if self.events.len() < MAX_EVENTS {
+            self.events.push_back(e);
+        }
+    }
+
+    /// Enters a completion queue.
+    pub(crate) fn add_cq(&mut self, producer: CqProducer) -> u32 {
+        let slot = CqSlot { producer, users: 0, dirty: false, dead: false };
+        let index = match self.cqs.iter().position(Option::is_none) {
+            Some(free) => {
+                self.cqs[free] = Some(slot);
+                free
+            }
+            None => {
+                self.cqs.push(Some(slot));
+                self.cqs.len() - 1
+            }
+        };
+        self.dirty.reserve(self.cqs.len());
+        self.overrun.reserve(self.cqs.len());
+        u32::try_from(index).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn cq(&mut self, cq: u32) -> Option<&mut CqSlot> {
+        self.cqs.get_mut(cq as usize).and_then(Option::as_mut)
+    }
+
+    /// Writes a completion; it is published with the others of the pass.
+    pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
+        let timestamp = self.now.as_nanos();
+        let Some(slot) = self.cqs.get_mut(cq as usize).and_then(Option::as_mut) else { return };
+        if slot.producer.stage(Cqe { timestamp, ..cqe }, solicited).is_err() {
+            self.counters.count(Counter::CqOverrun);
+            if !slot.dead {
+                slot.dead = true;
+                self.overrun.push(cq);
+            }
+        } else if !slot.dirty {
+            slot.dirty = true;
+            self.dirty.push(cq);
+        }
+    }
+
+    /// Publishes the completions of one queue. `None` when there are no more such queues.
+    pub(crate) fn publish_next(&mut self) -> Option<(u32, bool)> {
+        while let Some(cq) = self.dirty.pop() {
+            if let Some(slot) = self.cqs.get_mut(cq as usize).and_then(Option::as_mut) {
+                slot.dirty = false;
+                return Some((cq, slot.producer.publish()));
+            }
+        }
+        None
+    }
+
+    /// Lets the next one that waits for room in a window try.
+    pub(crate) fn wake_window(&mut self, id: WindowId) {
+        if let Some(slot) = self.windows.wake(id) {
+            self.woken.push(slot);
+        }
+    }
+}

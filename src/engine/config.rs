@@ -1,0 +1,69 @@
+//! What an engine is made with: limits, seed, and the choices where devices differ.
+
+use super::window::WindowConfig;
+use crate::time::Duration;
+
+/// What to do with an IPv4 packet whose identification the port does not see.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IcrcPolicy {
+    /// Take what some identification explains, and count how likely it is: 0 or the position in a merged
+    /// buffer is exact, small or near the sender's last is *recovered*, any other is *inferred*.
+    #[default]
+    Recover,
+    /// As `Recover`, but drop what would be inferred.
+    Window,
+    /// Only identification 0, or the position in a merged buffer.
+    Exact,
+}
+
+/// Configuration of an [`Engine`](super::Engine). The defaults are those of a device on a real network.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Seed of keys, queue pair numbers and identifications. Real devices draw it from the system.
+    pub seed: [u8; 32],
+    /// What the ICRC check does about a hidden IPv4 identification.
+    pub icrc: IcrcPolicy,
+    /// Flow control towards receiving sockets.
+    pub window: WindowConfig,
+    /// How long a plain ACK may wait for a packet to travel with.
+    pub ack_delay: Duration,
+    /// After this time a further packet ahead of a gap draws another sequence NAK (the first may be lost).
+    /// `None`: one NAK for each gap, as the standard has it.
+    pub renak_after: Option<Duration>,
+    /// Packets in a row without a request for an ACK, at most.
+    pub ack_every: u32,
+    /// Most queue pairs.
+    pub max_qp: u32,
+    /// Most completion queues.
+    pub max_cq: u32,
+    /// Most protection domains.
+    pub max_pd: u32,
+}
+
+impl EngineConfig {
+    /// The defaults, with this seed.
+    pub fn new(seed: [u8; 32]) -> Self {
+        Self {
+            seed,
+            icrc: IcrcPolicy::Recover,
+            window: WindowConfig::default(),
+            ack_delay: Duration::from_micros(100),
+            renak_after: Some(Duration::from_millis(1)),
+            ack_every: 64,
+            max_qp: (1 << 20) - 16,
+            max_cq: 1 << 20,
+            max_pd: 1 << 20,
+        }
+    }
+}
+
+/// Most slots of a send or receive queue.
+pub const MAX_QP_WR: u32 = 1 << 20;
+/// Most pieces of memory in one request.
+pub const MAX_SGE: u32 = 32;
+/// Most inline bytes in one request.
+pub const MAX_INLINE: u32 = 1024;
+/// Most entries of a completion queue.
+pub const MAX_CQE: u32 = 1 << 22;
+/// Longest message, in bytes.
+pub const MAX_MSG: u32 = 1 << 31;

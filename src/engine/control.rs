@@ -1,0 +1,515 @@
+//! Control verbs: making, changing and destroying objects.
+//!
+//! *Rules.* Arguments are checked whole before anything changes. Destroying an object that others use is
+//! `Busy`. Nothing that was destroyed can be reached by a number it had.
+
+use std::sync::Arc;
+
+use super::Engine;
+use super::cause::Cause;
+use super::cc::CongestionControl;
+use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
+use super::counters::Counter;
+use super::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
+use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, state};
+use crate::mem::Access;
+use crate::mem::{IovaChoice, MemError, MwKind, PdId, Region, Registered};
+use crate::net::{Path, SrcPort, flow_port};
+use crate::queue::{CqShared, SendCaps, completion_queue, recv_queue, send_queue};
+use crate::time::Instant;
+use crate::wire::icrc::IpFields;
+use crate::wire::num::{Lkey, Mtu, Psn, Qpn, Rkey};
+
+/// What a queue pair is made with.
+#[derive(Debug)]
+pub struct QpInit {
+    /// Its type.
+    pub kind: QpType,
+    /// Protection domain.
+    pub pd: PdId,
+    /// Where its send requests complete.
+    pub send_cq: u32,
+    /// Where its receives complete.
+    pub recv_cq: u32,
+    /// Sizes of its queues.
+    pub cap: QpCap,
+    /// Every request makes a completion.
+    pub sig_all: bool,
+    /// Congestion control; `None`: as fast as it can.
+    pub cc: Option<Box<dyn CongestionControl>>,
+}
+
+impl Engine {
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `EINVAL`: too many.
+    pub fn alloc_pd(&mut self) -> Result<PdId, Cause> {
+        if self.pds.iter().filter(|users| users.is_some()).count()
+            >= self.common.config.max_pd as usize
+        {
+            return Err(Cause::table_full(
+                "protection domains",
+                u64::from(self.common.config.max_pd),
+            ));
+        }
+        // Numbers are not reused: a stale one finds nobody.
+        self.pds.push(Some(0));
+        Ok(PdId(u32::try_from(self.pds.len() - 1).unwrap_or(u32::MAX)))
+    }
+
+    /// Destroys a protection domain.
+    ///
+    /// # Errors
+    /// `EBUSY`: it has regions, windows or queue pairs.
+    pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Cause> {
+        match self.pds.get_mut(pd.0 as usize) {
+            Some(users @ Some(0)) => {
+                *users = None;
+                // Keep the table short where the newest go first.
+                while self.pds.last().is_some_and(Option::is_none) && self.pds.len() > 64 {
+                    self.pds.pop();
+                }
+                Ok(())
+            }
+            Some(Some(_)) => Err(Cause::Busy {
+                by: "memory regions, memory windows or queue pairs of the domain",
+            }),
+            _ => Err(gone("protection domain")),
+        }
+    }
+
+    fn use_pd(&mut self, pd: PdId) -> Result<&mut u32, Cause> {
+        self.pds
+            .get_mut(pd.0 as usize)
+            .and_then(Option::as_mut)
+            .ok_or_else(|| gone("protection domain"))
+    }
+
+    /// Registers memory.
+    ///
+    /// # Errors
+    /// See [`MemError`].
+    pub fn register(
+        &mut self,
+        pd: PdId,
+        region: Arc<Region>,
+        iova: IovaChoice,
+        access: Access,
+    ) -> Result<Registered, Cause> {
+        self.use_pd(pd)?;
+        let registered = self.common.mrs.register(pd, region, iova, access)?;
+        *self.use_pd(pd)? += 1;
+        Ok(registered)
+    }
+
+    /// Deregisters memory. When this returns no access is under way, and none will follow.
+    ///
+    /// # Errors
+    /// `EBUSY`: memory windows are bound to it.
+    pub fn deregister(&mut self, pd: PdId, lkey: Lkey) -> Result<Arc<Region>, MemError> {
+        let region = self.common.mrs.deregister(lkey)?;
+        self.release_pd(pd);
+        Ok(region)
+    }
+
+    fn release_pd(&mut self, pd: PdId) {
+        if let Ok(users) = self.use_pd(pd) {
+            *users = users.saturating_sub(1);
+        }
+    }
+
+    /// Makes a memory window.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for type 1; else see [`MemError`].
+    pub fn alloc_mw(&mut self, pd: PdId, kind: MwKind) -> Result<Rkey, Cause> {
+        if kind == MwKind::Type1 {
+            return Err(Cause::Unsupported {
+                what: "memory windows of type 1 are not offered yet: use type 2",
+            });
+        }
+        self.use_pd(pd)?;
+        let rkey = self.common.mrs.alloc_mw(pd, kind)?;
+        *self.use_pd(pd)? += 1;
+        Ok(rkey)
+    }
+
+    /// Destroys a memory window, by any key it has had.
+    ///
+    /// # Errors
+    /// See [`MemError`].
+    pub fn dealloc_mw(&mut self, pd: PdId, rkey: Rkey) -> Result<(), Cause> {
+        self.common.mrs.dealloc_mw(rkey)?;
+        self.release_pd(pd);
+        Ok(())
+    }
+
+    /// Makes a completion queue with room for `depth` completions.
+    ///
+    /// # Errors
+    /// `EINVAL`: no entries or too many; too many queues.
+    pub fn create_cq(&mut self, depth: u32) -> Result<(u32, Arc<CqShared>), Cause> {
+        check_depth("cqe", depth, 1, MAX_CQE)?;
+        let live = self.common.cqs.iter().flatten().count();
+        if live >= self.common.config.max_cq as usize {
+            return Err(Cause::table_full(
+                "completion queues",
+                u64::from(self.common.config.max_cq),
+            ));
+        }
+        let (shared, producer) = completion_queue(depth);
+        Ok((self.common.add_cq(producer), shared))
+    }
+
+    /// Changes the number of entries of a completion queue; what is in it stays.
+    ///
+    /// # Errors
+    /// `EINVAL`: fewer than there are completions, or too many.
+    pub fn resize_cq(&mut self, cq: u32, depth: u32) -> Result<(), Cause> {
+        check_depth("cqe", depth, 1, MAX_CQE)?;
+        let slot = self.common.cq(cq).ok_or_else(|| gone("completion queue"))?;
+        if slot.producer.resize(depth) {
+            Ok(())
+        } else {
+            Err(Cause::Invalid {
+                what: "fewer entries than there are completions: poll them first".into(),
+            })
+        }
+    }
+
+    /// Destroys a completion queue.
+    ///
+    /// # Errors
+    /// `EBUSY`: queue pairs report to it.
+    pub fn destroy_cq(&mut self, cq: u32) -> Result<(), Cause> {
+        let slot = self.common.cq(cq).ok_or_else(|| gone("completion queue"))?;
+        if slot.users > 0 {
+            return Err(Cause::Busy { by: "queue pairs that report to the completion queue" });
+        }
+        self.common.cqs[cq as usize] = None;
+        Ok(())
+    }
+
+    /// Makes a queue pair, in RESET.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or an object is gone.
+    pub fn create_qp(&mut self, init: QpInit) -> Result<(QpHandle, Arc<QpFace>), Cause> {
+        match init.kind {
+            QpType::Rc => {}
+            QpType::Uc => {
+                return Err(Cause::Unsupported {
+                    what: "queue pairs of type UC are not offered yet: use RC",
+                });
+            }
+            QpType::Ud => {
+                return Err(Cause::Unsupported {
+                    what: "queue pairs of type UD are not offered yet: use RC",
+                });
+            }
+            QpType::XrcSend | QpType::XrcRecv => {
+                return Err(Cause::Unsupported { what: "XRC is not offered yet: use RC" });
+            }
+        }
+        let cap = init.cap;
+        check_depth("cap.send_wr", cap.send_wr, 1, MAX_QP_WR)?;
+        check_depth("cap.recv_wr", cap.recv_wr, 0, MAX_QP_WR)?;
+        check_depth("cap.send_sge", cap.send_sge, 0, MAX_SGE)?;
+        check_depth("cap.recv_sge", cap.recv_sge, 0, MAX_SGE)?;
+        check_depth("cap.inline", cap.inline, 0, MAX_INLINE)?;
+        self.use_pd(init.pd)?;
+        for cq in [init.send_cq, init.recv_cq] {
+            if self.common.cq(cq).is_none() {
+                return Err(gone("completion queue"));
+            }
+        }
+        let max = u64::from(self.common.config.max_qp);
+        let (handle, qpn) = self.qps.reserve().ok_or(Cause::table_full("queue pairs", max))?;
+        let caps =
+            SendCaps { depth: cap.send_wr, max_sge: cap.send_sge.max(1), max_inline: cap.inline };
+        let sq = send_queue(caps);
+        let rq = recv_queue(cap.recv_wr.max(1), cap.recv_sge.max(1));
+        let mut attach = |cq: u32| {
+            let tag = self.common.cq(cq).map(|slot| {
+                slot.users += 1;
+                slot.producer.shared().attach_qp(Arc::clone(sq.0.counters()))
+            });
+            CqRef { cq, tag: tag.unwrap_or_default() }
+        };
+        let send_cq = attach(init.send_cq);
+        let recv_cq = if init.recv_cq == init.send_cq { send_cq } else { attach(init.recv_cq) };
+        let qp = Qp::new(NewQp {
+            handle,
+            qpn,
+            kind: init.kind,
+            pd: init.pd,
+            cap,
+            sig_all: init.sig_all,
+            send_cq,
+            recv_cq,
+            sq,
+            rq,
+            cc: init.cc,
+        });
+        let face = Arc::clone(&qp.face);
+        self.qps.insert(qp);
+        *self.use_pd(init.pd)? += 1;
+        // Nothing is allocated for scheduling later.
+        self.timers.reserve(self.qps.slots());
+        self.ready.reserve(self.qps.slots());
+        self.acks.reserve(self.qps.slots());
+        self.common.woken.reserve(self.qps.slots());
+        Ok((handle, face))
+    }
+
+    /// Tells how much a queue pair's peer can buffer, for flow control. Before the transition to RTR.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is gone.
+    pub fn set_peer_buffer(&mut self, handle: QpHandle, bytes: u32) -> Result<(), Cause> {
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        qp.set.peer_buffer = bytes;
+        Ok(())
+    }
+
+    /// Changes a queue pair: `ibv_modify_qp(3)`. On an error nothing has changed.
+    ///
+    /// # Errors
+    /// `EINVAL` with the attribute at fault; `EBUSY` where something is under way; `EOPNOTSUPP`.
+    pub fn modify_qp(
+        &mut self,
+        now: Instant,
+        handle: QpHandle,
+        attr: &QpAttr,
+    ) -> Result<(), Cause> {
+        self.common.now = now;
+        let port_mtu = self.common.caps.path_mtu();
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        let from = qp.state;
+        let to = state::check(qp.kind, from, attr)?;
+        if qp.is_draining() && matches!(to, QpState::Rts | QpState::Sqd) {
+            return Err(Cause::Busy { by: "requests that the send queue is still draining" });
+        }
+        if let Some(asked) = attr.path_mtu {
+            match port_mtu {
+                Some(port) if asked <= port => {}
+                port => {
+                    return Err(Cause::PathMtu { asked, port: port.unwrap_or(Mtu::B256) });
+                }
+            }
+        }
+        if from == QpState::Sqd
+            && (attr.max_dest_rd_atomic.is_some() && qp.is_answering()
+                || attr.max_rd_atomic.is_some() && qp.has_reads_out())
+        {
+            return Err(Cause::Busy { by: "READs or atomics under way" });
+        }
+        let dest = attr.dest_qpn.map_or(qp.dest_qp, Qpn::new);
+        let qpn = qp.qpn;
+        let path = match &attr.ah {
+            Some(ah) => Some(self.route(ah, qpn, dest)?),
+            None => None,
+        };
+        let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
+        match to {
+            QpState::Reset => qp.enter_reset(&mut self.common),
+            QpState::Err if from != QpState::Err => qp.enter_err(&mut self.common),
+            _ => {}
+        }
+        if matches!(to, QpState::Reset | QpState::Err) {
+            if let Some((peer, own)) = qp.windows.take() {
+                self.common.windows.close(peer, 0, handle.slot);
+                self.common.windows.close(own, 0, handle.slot);
+            }
+            self.schedule(handle.slot);
+            self.settle();
+            return Ok(());
+        }
+        apply(qp, attr);
+        if let Some((path, ip)) = path {
+            let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
+            qp.release_charges(&mut self.common);
+            if let Some((peer, own)) = qp.windows.take() {
+                self.common.windows.close(peer, 0, handle.slot);
+                self.common.windows.close(own, 0, handle.slot);
+            }
+            qp.set_path(path, ip);
+            let own =
+                self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
+            let windows = &mut self.common.windows;
+            let peer = windows.open(path.dst, qp.set.peer_buffer);
+            qp.windows = Some((peer, windows.open(path.src, own)));
+        }
+        let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
+        match (from, to) {
+            (QpState::Init, QpState::Rtr) => qp.start_responder(),
+            (QpState::Rtr, QpState::Rts) => qp.start_requester(),
+            (QpState::Sqd, QpState::Sqd) if attr.max_dest_rd_atomic.is_some() => {
+                qp.resize_resources();
+            }
+            _ => {}
+        }
+        qp.set_state(to);
+        if (from, to) == (QpState::Rts, QpState::Sqd) {
+            qp.start_drain(&mut self.common);
+        }
+        self.schedule(handle.slot);
+        self.settle();
+        Ok(())
+    }
+
+    /// The path that an address handle leads along.
+    fn route(&self, ah: &AhAttr, qpn: Qpn, dest: Qpn) -> Result<(Path, IpFields), Cause> {
+        let gid = self.gids.get(usize::from(ah.sgid_index)).ok_or(Cause::AttrRange {
+            attr: "ah.sgid_index",
+            got: u64::from(ah.sgid_index),
+            max: self.gids.len().saturating_sub(1) as u64,
+        })?;
+        let dst = ah.dgid.ip().ok_or(Cause::AddressFamily)?;
+        let src_port = match self.common.caps.src_port {
+            SrcPort::Fixed(port) => port,
+            SrcPort::Entropy => flow_port(ah.flow_label, qpn.raw(), dest.raw()),
+        };
+        let ip = IpFields::new(gid.ip, dst, 0, true, src_port).ok_or(Cause::AddressFamily)?;
+        let path = Path {
+            src: gid.ip,
+            dst,
+            src_port,
+            traffic_class: ah.traffic_class,
+            hop_limit: if ah.hop_limit == 0 { 64 } else { ah.hop_limit },
+            flow_label: if dst.is_ipv6() { ah.flow_label } else { 0 },
+            scope_id: if ah.scope_id == 0 { gid.scope_id } else { ah.scope_id },
+        };
+        Ok((path, ip))
+    }
+
+    /// What a queue pair is set to: `ibv_query_qp(3)`.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is gone.
+    pub fn query_qp(&mut self, handle: QpHandle) -> Result<QpAttr, Cause> {
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        let set = &*qp.set;
+        Ok(QpAttr {
+            state: Some(qp.state),
+            cur_state: Some(qp.state),
+            sqd_notify: Some(set.sqd_notify),
+            access: Some(qp.access),
+            pkey_index: Some(0),
+            port: Some(set.port),
+            qkey: Some(set.qkey),
+            ah: Some(set.ah.clone()),
+            path_mtu: Some(qp.mtu),
+            timeout: Some(set.timeout),
+            retry_cnt: Some(set.retry_cnt),
+            rnr_retry: Some(set.rnr_retry),
+            rq_psn: Some(qp.rq_psn().raw()),
+            max_rd_atomic: Some(set.max_rd_atomic),
+            alt: None,
+            min_rnr_timer: Some(set.min_rnr_timer),
+            sq_psn: Some(qp.sq_psn().raw()),
+            max_dest_rd_atomic: Some(set.max_dest_rd_atomic),
+            path_mig: Some(super::qp::attr::MigState::Migrated),
+            cap: Some(qp.face.cap()),
+            dest_qpn: Some(qp.dest_qp.raw()),
+            rate_limit: None,
+        })
+    }
+
+    /// Destroys a queue pair. What it has not been polled for vanishes; type 2 windows bound through it
+    /// are free again. Its driver sends what it still had to answer before this.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is gone already.
+    pub fn destroy_qp(&mut self, handle: QpHandle) -> Result<(), Cause> {
+        let mut qp = self.qps.remove(handle).ok_or_else(|| gone("queue pair"))?;
+        qp.release_charges(&mut self.common);
+        qp.set_state(QpState::Reset);
+        if let Some((peer, own)) = qp.windows {
+            self.common.windows.close(peer, 0, handle.slot);
+            self.common.windows.close(own, 0, handle.slot);
+        }
+        let mut detach = |r: CqRef| {
+            if let Some(slot) = self.common.cq(r.cq) {
+                slot.users -= 1;
+                slot.producer.shared().detach_qp(r.tag);
+            }
+        };
+        detach(qp.send_cq);
+        if qp.recv_cq.cq != qp.send_cq.cq {
+            detach(qp.recv_cq);
+        }
+        self.common.mrs.unbind_qp(qp.qpn);
+        self.release_pd(qp.pd);
+        self.timers.cancel(handle.slot);
+        self.settle();
+        Ok(())
+    }
+
+    /// The path of a queue pair; meaningful from RTR on.
+    pub fn qp_path(&mut self, handle: QpHandle) -> Option<Path> {
+        self.qps.get(handle).map(|qp| qp.path)
+    }
+
+    /// A random first PSN, as `connect` uses it.
+    pub fn random_psn(&mut self) -> Psn {
+        Psn::new(self.random())
+    }
+
+    /// Counts packets that the driver threw away because their queue pair is gone.
+    pub fn count_dropped(&mut self, packets: u64) {
+        self.common.counters.add(Counter::DropDestroyed, packets);
+    }
+}
+
+/// Sets the attributes; their values were checked.
+fn apply(qp: &mut Qp, attr: &QpAttr) {
+    let set = &mut *qp.set;
+    macro_rules! take {
+        ($($name:ident),+) => {$(
+            if let Some(value) = attr.$name {
+                set.$name = value;
+            }
+        )+};
+    }
+    take!(
+        sqd_notify,
+        port,
+        qkey,
+        timeout,
+        retry_cnt,
+        rnr_retry,
+        rq_psn,
+        max_rd_atomic,
+        min_rnr_timer,
+        sq_psn,
+        max_dest_rd_atomic
+    );
+    if let Some(ah) = &attr.ah {
+        set.ah = ah.clone();
+    }
+    if let Some(access) = attr.access {
+        qp.access = access;
+    }
+    if let Some(mtu) = attr.path_mtu {
+        qp.mtu = mtu;
+    }
+    if let Some(dest) = attr.dest_qpn {
+        qp.dest_qp = Qpn::new(dest);
+    }
+}
+
+fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), Cause> {
+    if got < min {
+        return Err(Cause::AttrValue { attr, got: u64::from(got), want: "at least 1" });
+    }
+    if got > max {
+        return Err(Cause::AttrRange { attr, got: u64::from(got), max: u64::from(max) });
+    }
+    Ok(())
+}
+
+fn gone(what: &'static str) -> Cause {
+    Cause::Invalid { what: format!("the {what} does not exist (any more)").into() }
+}

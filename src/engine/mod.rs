@@ -1,0 +1,378 @@
+//! The transport: queue pairs, and the packets between them. Sans-IO and single-threaded.
+//!
+//! An [`Engine`] is one device. Its driver (see `nic`) feeds it datagrams, doorbells and the time, and
+//! takes from it datagrams, events and the time at which it wants to be called again:
+//!
+//! ```text
+//!             handle_datagram          poll_transmit
+//!   network ─────────────────►┌──────┐────────────────► network
+//!             handle_timeout  │Engine│ poll_timeout
+//!     clock ─────────────────►│      │────────────────► clock
+//!             handle_doorbell │      │ poll_event
+//!   queues  ─────────────────►└──────┘────────────────► queues, event lists
+//! ```
+//!
+//! *Rules.* The engine has no socket, clock, thread or randomness of its own: everything comes in through
+//! its arguments and its seed, so equal inputs give equal bytes. After any `handle_*` or control call,
+//! [`poll_transmit`](Engine::poll_transmit) and [`poll_event`](Engine::poll_event) may have something,
+//! and [`poll_timeout`](Engine::poll_timeout) may have changed. Nothing is allocated for a packet or a
+//! request. Nothing that a peer sends can make it panic.
+
+mod admission;
+mod batch;
+pub mod cause;
+pub mod cc;
+mod common;
+pub mod config;
+mod control;
+pub mod counters;
+pub mod errno;
+pub mod event;
+mod index;
+pub mod qp;
+pub mod status;
+#[cfg(test)]
+mod tests;
+mod timer;
+pub mod window;
+
+use std::collections::VecDeque;
+use std::net::IpAddr;
+
+use rand_chacha::ChaCha8Rng;
+use rand_core::{Rng, SeedableRng};
+
+pub use cause::Cause;
+pub use config::{EngineConfig, IcrcPolicy};
+pub use control::QpInit;
+pub use counters::{Counter, Counters};
+pub use event::{AsyncEvent, Event};
+pub use qp::{QpFace, QpHandle};
+pub use window::WindowConfig;
+
+use admission::Idents;
+use batch::Batch;
+use common::Common;
+use index::QpTable;
+use qp::Turn;
+use timer::Wheel;
+
+use crate::mem::{MrTable, PdId};
+use crate::net::{Ident, PortCaps, Transmit};
+use crate::time::Instant;
+
+/// One of the device's addresses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LocalGid {
+    /// The address.
+    pub ip: IpAddr,
+    /// Its scope, if it is link-local.
+    pub scope_id: u32,
+}
+
+/// Whether plain ACKs leave in a pass.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Acks {
+    /// Yes.
+    Send,
+    /// Only together with other packets of their queue pair: the application has just been given
+    /// something and may be about to answer. They leave with a later pass, at the latest at
+    /// [`Engine::poll_timeout`].
+    Hold,
+}
+
+/// A device.
+#[derive(Debug)]
+pub struct Engine {
+    common: Common,
+    qps: QpTable,
+    /// Users of each protection domain.
+    pds: Vec<Option<u32>>,
+    gids: Vec<LocalGid>,
+    timers: Wheel,
+    /// Queue pairs with something to send, in the order of their turns.
+    ready: VecDeque<u32>,
+    /// Queue pairs with a plain ACK to send.
+    acks: VecDeque<u32>,
+    /// When held ACKs must leave.
+    acks_due: Option<Instant>,
+    idents: Idents,
+    rng: ChaCha8Rng,
+    /// IPv4 identification of the next packet, where the port lets us choose.
+    next_ident: u16,
+}
+
+impl Engine {
+    /// A device with no objects. `gids` are its addresses, in the order of its GID table.
+    pub fn new(config: EngineConfig, caps: PortCaps, gids: Vec<LocalGid>) -> Self {
+        let mut rng = ChaCha8Rng::from_seed(config.seed);
+        let mut key = [0; 16];
+        rng.fill_bytes(&mut key);
+        // Somewhere in the lower half of the address space, on a page.
+        let iova_base = (rng.next_u64() >> 20 | 1 << 40) & !0xfff;
+        let qps = QpTable::new(rng.next_u32(), config.max_qp);
+        let next_ident = (rng.next_u32() & 0xffff) as u16;
+        Self {
+            common: Common::new(config, caps, MrTable::new(key, iova_base)),
+            qps,
+            pds: Vec::new(),
+            gids,
+            timers: Wheel::new(),
+            ready: VecDeque::new(),
+            acks: VecDeque::new(),
+            acks_due: None,
+            idents: Idents::default(),
+            rng,
+            next_ident,
+        }
+    }
+
+    /// What the port can do.
+    pub fn caps(&self) -> &PortCaps {
+        &self.common.caps
+    }
+
+    /// The device's addresses.
+    pub fn gids(&self) -> &[LocalGid] {
+        &self.gids
+    }
+
+    /// Counters.
+    pub fn counters(&self) -> &Counters {
+        &self.common.counters
+    }
+
+    /// Registered memory, to look at.
+    pub fn memory(&self) -> &MrTable {
+        &self.common.mrs
+    }
+
+    /// Queue pairs that exist.
+    pub fn qp_count(&self) -> usize {
+        self.qps.len()
+    }
+
+    /// Whether a protection domain exists.
+    pub fn has_pd(&self, pd: PdId) -> bool {
+        self.pds.get(pd.0 as usize).is_some_and(Option::is_some)
+    }
+
+    fn random(&mut self) -> u32 {
+        self.rng.next_u32()
+    }
+
+    /// Something was posted to a queue pair.
+    pub fn handle_doorbell(&mut self, now: Instant, handle: QpHandle) {
+        self.common.now = now;
+        let Some(qp) = self.qps.get(handle) else { return };
+        qp.handle_doorbell(&mut self.common);
+        self.schedule(handle.slot);
+        self.settle();
+    }
+
+    /// Time has passed: handles at most `max` timers that are due. `true`: there may be more.
+    pub fn handle_timeout(&mut self, now: Instant, max: usize) -> bool {
+        self.common.now = now;
+        for _ in 0..max {
+            let Some(slot) = self.timers.expire(now) else { return false };
+            if let Some(qp) = self.qps.at(slot) {
+                if qp.deadline().is_some_and(|t| t <= now) {
+                    qp.handle_timeout(&mut self.common);
+                }
+                self.schedule(slot);
+                self.settle();
+            }
+        }
+        true
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) and [`poll_transmit`](Self::poll_transmit) want to
+    /// be called, if nothing happens before. A bound: there may be nothing to do yet.
+    pub fn poll_timeout(&self) -> Option<Instant> {
+        match (self.timers.next_due(), self.acks_due) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        }
+    }
+
+    /// The same, apart: the next timer, and when held ACKs must leave.
+    pub fn next_due(&self) -> (Option<Instant>, Option<Instant>) {
+        (self.timers.next_due(), self.acks_due)
+    }
+
+    /// Whether the pass so far has completed a receive; asking resets it.
+    pub fn take_received(&mut self) -> bool {
+        std::mem::take(&mut self.common.received)
+    }
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    pub fn has_transmit(&self) -> bool {
+        !self.ready.is_empty() || !self.acks.is_empty()
+    }
+
+    /// The next transmission, written to the front of `buf`: one packet, or several of one size to one
+    /// destination. With it comes the queue pair that made the first packet
+    /// ([`QpHandle::as_u64`]). Call until `None`, or again after the network has taken some.
+    ///
+    /// `buf` must hold the largest packet; 64 KiB is what the kernel takes at once.
+    pub fn poll_transmit(
+        &mut self,
+        now: Instant,
+        acks: Acks,
+        buf: &mut [u8],
+    ) -> Option<(Transmit, u64)> {
+        self.common.now = now;
+        if self.ready.is_empty() && (acks == Acks::Hold || self.acks.is_empty()) {
+            self.note_held_acks();
+            return None;
+        }
+        let ident = match self.common.caps.ident {
+            Ident::ZeroThenIndex => 0,
+            Ident::Chosen => self.next_ident,
+        };
+        let mut batch = Batch::new(buf, &self.common.caps, ident);
+        self.fill(&mut batch);
+        if acks == Acks::Send {
+            self.fill_acks(&mut batch);
+        }
+        self.note_held_acks();
+        let count = batch.count() as u64;
+        let (mut transmit, owner) = batch.finish()?;
+        self.common.counters.add(Counter::SentPkts, count);
+        self.common.counters.add(Counter::SentBytes, transmit.len as u64);
+        if transmit.path.dst.is_ipv6() {
+            transmit.ident = 0;
+        } else if self.common.caps.ident == Ident::Chosen {
+            self.next_ident = self.next_ident.wrapping_add(u16::try_from(count).unwrap_or(0));
+        }
+        Some((transmit, owner))
+    }
+
+    /// Gives queue pairs their turns until the batch is full or nobody has anything.
+    fn fill(&mut self, batch: &mut Batch<'_>) {
+        while let Some(&slot) = self.ready.front() {
+            let Some(qp) = self.qps.at(slot) else {
+                self.ready.pop_front();
+                continue;
+            };
+            let turn = qp.send(&mut self.common, batch);
+            let windows = qp.windows.filter(|_| !qp.waits_for_room());
+            match turn {
+                Turn::Idle => {
+                    qp.queued = false;
+                    self.ready.pop_front();
+                    // It left room: let those that wait for it try.
+                    if let Some((peer, own)) = windows {
+                        self.common.wake_window(peer);
+                        self.common.wake_window(own);
+                    }
+                    self.schedule_timer(slot);
+                    self.queue_ack(slot);
+                }
+                Turn::Spent => {
+                    self.schedule_timer(slot);
+                    self.ready.rotate_left(1);
+                }
+                Turn::Full => {
+                    self.schedule_timer(slot);
+                    self.settle();
+                    return;
+                }
+            }
+            self.settle();
+        }
+    }
+
+    /// Adds plain ACKs, as far as they fit.
+    fn fill_acks(&mut self, batch: &mut Batch<'_>) {
+        while let Some(&slot) = self.acks.front() {
+            if let Some(qp) = self.qps.at(slot) {
+                if qp.has_plain_ack() && !qp.send_ack(batch) {
+                    return;
+                }
+                qp.ack_queued = false;
+            }
+            self.acks.pop_front();
+        }
+    }
+
+    fn note_held_acks(&mut self) {
+        if self.acks.is_empty() {
+            self.acks_due = None;
+        } else if self.acks_due.is_none() {
+            self.acks_due = Some(self.common.now + self.common.config.ack_delay);
+        }
+    }
+
+    /// The next event. Completions become visible to the application by this call.
+    pub fn poll_event(&mut self) -> Option<Event> {
+        if let Some((cq, notify)) = self.common.publish_next() {
+            return Some(Event::Completions { cq, notify });
+        }
+        self.common.events.pop_front().map(Event::Async)
+    }
+
+    /// Puts a queue pair where it belongs after anything happened to it.
+    fn schedule(&mut self, slot: u32) {
+        let Some(qp) = self.qps.at(slot) else { return };
+        if !qp.queued && qp.wants_to_send() {
+            qp.queued = true;
+            self.ready.push_back(slot);
+        }
+        self.queue_ack(slot);
+        self.schedule_timer(slot);
+    }
+
+    fn queue_ack(&mut self, slot: u32) {
+        if let Some(qp) = self.qps.at(slot)
+            && !qp.ack_queued
+            && qp.has_plain_ack()
+        {
+            qp.ack_queued = true;
+            self.acks.push_back(slot);
+        }
+    }
+
+    /// An armed timer is moved only to fire earlier; one that fires early is armed again.
+    fn schedule_timer(&mut self, slot: u32) {
+        let Some(qp) = self.qps.at(slot) else { return };
+        match qp.deadline() {
+            None => {
+                qp.armed = Instant::FAR_FUTURE;
+                self.timers.cancel(slot);
+            }
+            Some(at) if at < qp.armed || !self.timers.is_armed(slot) => {
+                qp.armed = at;
+                self.timers.arm(slot, at);
+            }
+            Some(_) => {}
+        }
+    }
+
+    /// What follows from what happened: queue pairs woken, completion queues overrun.
+    fn settle(&mut self) {
+        while let Some(cq) = self.common.overrun.pop() {
+            self.common.event(AsyncEvent::CqErr { cq });
+            for slot in 0..u32::try_from(self.qps.slots()).unwrap_or(u32::MAX) {
+                if let Some(qp) = self.qps.at(slot)
+                    && (qp.send_cq.cq == cq || qp.recv_cq.cq == cq)
+                    && qp.can_fail()
+                {
+                    qp.enter_err(&mut self.common);
+                    let qpn = qp.qpn.raw();
+                    self.common.event(AsyncEvent::QpFatal { qpn });
+                    self.schedule_timer(slot);
+                }
+            }
+        }
+        while let Some(slot) = self.common.woken.pop() {
+            if let Some(qp) = self.qps.at(slot)
+                && !qp.queued
+                && qp.wants_to_send()
+            {
+                qp.queued = true;
+                self.ready.push_back(slot);
+            }
+        }
+    }
+}

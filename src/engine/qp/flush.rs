@@ -1,0 +1,97 @@
+//! The end of a queue pair's work: errors, ERR, RESET.
+//!
+//! *Rules* (IBTA 10.3.1.7, 10.7.3.1). On an error the requests before it have completed, it completes
+//! with its status, signaled or not, and everything behind it, in both queues, completes with WR_FLUSH_ERR
+//! in order. A fatal NAK still leaves, after the answers that precede it. RESET empties the queues
+//! without completions and makes those not yet polled invisible.
+
+use super::attr::QpState;
+use super::{Qp, Settings};
+use crate::engine::common::Common;
+use crate::engine::counters::Counter;
+use crate::engine::status::WcStatus;
+use crate::queue::{Cqe, CqeKind};
+
+impl Qp {
+    /// The oldest request fails with `status`; the queue pair goes to ERR.
+    pub(super) fn fail_oldest(&mut self, c: &mut Common, status: WcStatus) {
+        if let Some((&wqe, _)) = self.sq.get(self.req.una) {
+            c.count(Counter::ReqCqeError);
+            let cqe = Cqe {
+                wqe_index: self.req.una,
+                opcode: wqe.op.wc_opcode(),
+                ..self.cqe(CqeKind::Send, wqe.wr_id, status)
+            };
+            c.complete(self.send_cq.cq, cqe, true);
+            self.req.una = self.req.una.wrapping_add(1);
+            self.sq.release(self.req.una);
+        }
+        self.enter_err(c);
+    }
+
+    /// Goes to ERR and flushes both queues.
+    pub(crate) fn enter_err(&mut self, c: &mut Common) {
+        // Visible to posting before the queues are flushed, so that nothing falls between.
+        self.set_state(QpState::Err);
+        self.release_all(c);
+        self.resp.abandon();
+        self.flush(c);
+    }
+
+    /// Completes everything posted with WR_FLUSH_ERR. In ERR, also for what is posted later.
+    pub(crate) fn flush(&mut self, c: &mut Common) {
+        let head = self.sq.head();
+        let mut index = self.sq.tail();
+        while index != head {
+            if let Some((&wqe, _)) = self.sq.get(index) {
+                c.count(Counter::ReqCqeFlushError);
+                let cqe = Cqe {
+                    wqe_index: index,
+                    opcode: wqe.op.wc_opcode(),
+                    ..self.cqe(CqeKind::Send, wqe.wr_id, WcStatus::WrFlush)
+                };
+                c.complete(self.send_cq.cq, cqe, true);
+            }
+            index = index.wrapping_add(1);
+            self.sq.release(index);
+        }
+        self.req.start(self.req.una_psn, head);
+        let head = self.rq.head();
+        let mut index = self.rq.tail();
+        while index != head {
+            if let Some((&wqe, _)) = self.rq.get(index) {
+                c.count(Counter::RespCqeFlushError);
+                let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::WrFlush);
+                c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
+            }
+            index = index.wrapping_add(1);
+            self.rq.release(index);
+        }
+    }
+
+    /// Goes to RESET: nothing is left of what was.
+    pub(crate) fn enter_reset(&mut self, c: &mut Common) {
+        self.set_state(QpState::Reset);
+        self.forget_completions(c);
+        self.release_all(c);
+        self.resp.reset();
+        self.face.sq.clear(&mut self.sq);
+        self.face.rq.clear(&mut self.rq);
+        let head = self.sq.head();
+        self.req.start(self.req.una_psn, head);
+        *self.set = Settings::default();
+    }
+
+    /// Makes completions that were not polled yet invisible.
+    fn forget_completions(&mut self, c: &mut Common) {
+        let same = self.send_cq.cq == self.recv_cq.cq;
+        if let Some(slot) = c.cq(self.send_cq.cq) {
+            self.send_cq.tag = slot.producer.shared().reset_qp(self.send_cq.tag);
+        }
+        if same {
+            self.recv_cq.tag = self.send_cq.tag;
+        } else if let Some(slot) = c.cq(self.recv_cq.cq) {
+            self.recv_cq.tag = slot.producer.shared().reset_qp(self.recv_cq.tag);
+        }
+    }
+}

@@ -1,0 +1,361 @@
+//! A queue pair: its state, its two halves, and what the application sees of it.
+//!
+//! The *requester* ([`requester`]) turns work requests into packets and the *completer* ([`completer`])
+//! turns responses into completions; together they own the send queue. The *responder* ([`responder`])
+//! executes the peer's requests, and answers them ([`respond`]). Each file says which rules it follows.
+
+pub mod attr;
+mod completer;
+pub(crate) mod flush;
+mod requester;
+mod respond;
+mod responder;
+pub(crate) mod state;
+#[cfg(test)]
+mod tests;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+
+use attr::{AhAttr, QpCap, QpState, QpType};
+use requester::Requester;
+use responder::Responder;
+
+use super::batch::Batch;
+use super::cc::CongestionControl;
+use super::common::Common;
+use super::status::WcStatus;
+use super::window::{PACKET_CHARGE, WindowId};
+use crate::mem::{Access, PdId};
+use crate::net::Path;
+use crate::queue::{
+    Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, RecvWqe, SendQueue, SendWqe,
+};
+use crate::time::Instant;
+use crate::wire::icrc::IpFields;
+use crate::wire::num::{Mtu, Pkey, Psn, Qpn};
+use crate::wire::{Bth, Opcode};
+
+/// Most READs and atomics in flight, each way.
+pub const MAX_RD_ATOMIC: u8 = 128;
+
+/// Packets that a queue pair may send before it is the next one's turn.
+const QUANTUM: u32 = 16;
+
+/// What application and engine share of a queue pair.
+#[derive(Debug)]
+pub struct QpFace {
+    qpn: Qpn,
+    state: AtomicU8,
+    /// Rung and not yet looked at.
+    bell: AtomicBool,
+    cap: QpCap,
+    sig_all: bool,
+    kind: QpType,
+    /// Where requests are posted.
+    pub sq: SendQueue,
+    /// Where receives are posted.
+    pub rq: RecvQueue,
+}
+
+impl QpFace {
+    /// Its number.
+    pub fn qpn(&self) -> Qpn {
+        self.qpn
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> QpType {
+        self.kind
+    }
+
+    /// What it was made for.
+    pub fn cap(&self) -> QpCap {
+        self.cap
+    }
+
+    /// Whether every request makes a completion.
+    pub fn sig_all(&self) -> bool {
+        self.sig_all
+    }
+
+    /// Its state. Posting checks it under the lock of the queue; the engine changes it before it empties
+    /// or flushes the queue.
+    pub fn state(&self) -> QpState {
+        QpState::from_raw(self.state.load(Ordering::SeqCst)).unwrap_or(QpState::Err)
+    }
+
+    /// Notes that there is something in the send queue. `true`: the engine is to be told.
+    pub fn ring(&self) -> bool {
+        !self.bell.swap(true, Ordering::SeqCst)
+    }
+
+    /// The engine looks now; what is posted later needs another ring.
+    pub(crate) fn answer(&self) {
+        self.bell.store(false, Ordering::SeqCst);
+    }
+}
+
+/// How the engine and its driver name a queue pair: a slot, and whose turn in it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct QpHandle {
+    pub(crate) slot: u32,
+    pub(crate) turn: u32,
+}
+
+impl QpHandle {
+    /// As one number.
+    pub const fn as_u64(self) -> u64 {
+        (self.turn as u64) << 32 | self.slot as u64
+    }
+}
+
+/// One of the two completion queues of a queue pair.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CqRef {
+    pub(crate) cq: u32,
+    pub(crate) tag: QpTag,
+}
+
+/// Attributes that are set once and read rarely.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Settings {
+    pub(crate) ah: AhAttr,
+    pub(crate) timeout: u8,
+    pub(crate) retry_cnt: u8,
+    pub(crate) rnr_retry: u8,
+    pub(crate) min_rnr_timer: u8,
+    pub(crate) max_rd_atomic: u8,
+    pub(crate) max_dest_rd_atomic: u8,
+    pub(crate) rq_psn: u32,
+    pub(crate) sq_psn: u32,
+    pub(crate) sqd_notify: bool,
+    pub(crate) port: u8,
+    pub(crate) qkey: u32,
+    /// Receive buffer that the peer told of; 0: unknown.
+    pub(crate) peer_buffer: u32,
+}
+
+/// What a turn at sending ended with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// Nothing to send until something happens.
+    Idle,
+    /// More to send, but others first.
+    Spent,
+    /// The next packet does not fit the batch.
+    Full,
+}
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    pub(crate) handle: QpHandle,
+    pub(crate) qpn: Qpn,
+    pub(crate) dest_qp: Qpn,
+    pub(crate) state: QpState,
+    pub(crate) kind: QpType,
+    pub(crate) access: Access,
+    pub(crate) pd: PdId,
+    pub(crate) mtu: Mtu,
+    pub(crate) path: Path,
+    /// The fields of `path` as the ICRC wants them.
+    ip: IpFields,
+    /// Flow control towards the peer, and towards our own address (READ responses).
+    pub(crate) windows: Option<(WindowId, WindowId)>,
+    pub(crate) send_cq: CqRef,
+    pub(crate) recv_cq: CqRef,
+    sq: Consumer<SendWqe>,
+    rq: Consumer<RecvWqe>,
+    req: Requester,
+    resp: Responder,
+    pub(crate) face: Arc<QpFace>,
+    pub(crate) set: Box<Settings>,
+    /// On the ring of those with something to send.
+    pub(crate) queued: bool,
+    /// On the ring of those with a plain ACK to send.
+    pub(crate) ack_queued: bool,
+    /// What its timer is armed for.
+    pub(crate) armed: Instant,
+    /// Packets left in this turn.
+    budget: u32,
+}
+
+/// What [`Qp::new`] needs.
+#[derive(Debug)]
+pub(crate) struct NewQp {
+    pub(crate) handle: QpHandle,
+    pub(crate) qpn: Qpn,
+    pub(crate) kind: QpType,
+    pub(crate) pd: PdId,
+    pub(crate) cap: QpCap,
+    pub(crate) sig_all: bool,
+    pub(crate) send_cq: CqRef,
+    pub(crate) recv_cq: CqRef,
+    pub(crate) sq: (SendQueue, Consumer<SendWqe>),
+    pub(crate) rq: (RecvQueue, Consumer<RecvWqe>),
+    pub(crate) cc: Option<Box<dyn CongestionControl>>,
+}
+
+const NOWHERE: std::net::Ipv4Addr = std::net::Ipv4Addr::UNSPECIFIED;
+
+impl Qp {
+    pub(crate) fn new(new: NewQp) -> Self {
+        let face = Arc::new(QpFace {
+            qpn: new.qpn,
+            state: AtomicU8::new(QpState::Reset as u8),
+            bell: AtomicBool::new(false),
+            cap: new.cap,
+            sig_all: new.sig_all,
+            kind: new.kind,
+            sq: new.sq.0,
+            rq: new.rq.0,
+        });
+        Self {
+            handle: new.handle,
+            qpn: new.qpn,
+            dest_qp: Qpn::default(),
+            state: QpState::Reset,
+            kind: new.kind,
+            access: Access::empty(),
+            pd: new.pd,
+            mtu: Mtu::B256,
+            path: Path {
+                src: NOWHERE.into(),
+                dst: NOWHERE.into(),
+                src_port: 0,
+                traffic_class: 0,
+                hop_limit: 0,
+                flow_label: 0,
+                scope_id: 0,
+            },
+            ip: IpFields::v4(NOWHERE, NOWHERE, 0, true, 0),
+            windows: None,
+            send_cq: new.send_cq,
+            recv_cq: new.recv_cq,
+            sq: new.sq.1,
+            rq: new.rq.1,
+            req: Requester::new(new.cap.send_wr, new.cc),
+            resp: Responder::new(),
+            face,
+            set: Box::default(),
+            queued: false,
+            ack_queued: false,
+            armed: Instant::FAR_FUTURE,
+            budget: QUANTUM,
+        }
+    }
+
+    pub(crate) fn set_path(&mut self, path: Path, ip: IpFields) {
+        self.path = path;
+        self.ip = ip;
+    }
+
+    pub(crate) fn set_state(&mut self, state: QpState) {
+        self.state = state;
+        self.face.state.store(state as u8, Ordering::SeqCst);
+    }
+
+    /// Something was posted.
+    pub(crate) fn handle_doorbell(&mut self, c: &mut Common) {
+        self.face.answer();
+        if self.state == QpState::Err {
+            self.flush(c);
+        }
+    }
+
+    /// Whether packets for it can have an effect.
+    pub(crate) fn is_reachable(&self) -> bool {
+        matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd | QpState::Sqe)
+    }
+
+    /// Whether it can go to ERR on its own.
+    pub(crate) fn can_fail(&self) -> bool {
+        !matches!(self.state, QpState::Reset | QpState::Err)
+    }
+
+    /// Gives back what is in flight, before windows change or go.
+    pub(crate) fn release_charges(&mut self, c: &mut Common) {
+        self.release_all(c);
+    }
+
+    /// Sends what it can into `batch`: answers first, then requests.
+    pub(crate) fn send(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
+        if self.budget == 0 {
+            self.budget = QUANTUM;
+        }
+        let turn = match self.send_responses(c, batch) {
+            Turn::Idle => self.send_requests(c, batch),
+            turn => turn,
+        };
+        // A plain ACK rides along, last in the batch: it is the shortest packet there is.
+        if turn == Turn::Idle
+            && self.resp.has_plain_ack()
+            && !batch.is_empty()
+            && !self.send_ack(batch)
+        {
+            return Turn::Full;
+        }
+        turn
+    }
+
+    /// Whether there may be something to send besides a plain ACK. It costs little to be wrong.
+    pub(crate) fn wants_to_send(&self) -> bool {
+        self.resp.is_urgent() || self.may_request()
+    }
+
+    /// Whether a plain ACK waits.
+    pub(crate) fn has_plain_ack(&self) -> bool {
+        self.resp.has_plain_ack()
+    }
+
+    /// Whether it waits for room in a window.
+    pub(crate) fn waits_for_room(&self) -> bool {
+        self.req.no_room
+    }
+
+    /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.req.deadline()
+    }
+
+    /// A header towards the peer.
+    fn bth(&self, opcode: Opcode, psn: Psn) -> Bth {
+        Bth {
+            opcode: opcode.as_u8(),
+            se: false,
+            m: true,
+            pad_count: 0,
+            tver: 0,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp: self.dest_qp,
+            ack_req: false,
+            psn,
+        }
+    }
+
+    /// What a full packet costs in a window.
+    fn unit(&self) -> u64 {
+        self.mtu.bytes() as u64 + PACKET_CHARGE
+    }
+
+    /// The skeleton of a completion of this queue pair.
+    fn cqe(&self, kind: CqeKind, wr_id: u64, status: WcStatus) -> Cqe {
+        let tag = match kind {
+            CqeKind::Send => self.send_cq.tag,
+            CqeKind::Recv => self.recv_cq.tag,
+        };
+        Cqe {
+            wr_id,
+            qp_slot: tag.slot,
+            stamp: tag.stamp,
+            qpn: self.qpn.raw(),
+            status: status as u8,
+            kind,
+            flags: CqeFlags::empty(),
+            ..Cqe::default()
+        }
+    }
+}

@@ -1,0 +1,592 @@
+//! The responder: executes the peer's requests.
+//!
+//! *Owns.* The expected PSN, the message that is open, and the table of READs and atomics that may be
+//! asked for again. Answers are queued here and made by [`respond`](super::respond).
+//!
+//! *Rules* (IBTA 9.7.5, 9.9.3). A request at the expected PSN passes these checks, in this order: opcode
+//! sequence; right of the queue pair; READ/atomic resources; a receive to put it into; lengths; key,
+//! range and right of memory; alignment. The first that fails decides the NAK. Requests ahead draw one
+//! sequence NAK for the gap; requests behind are duplicates: SEND and WRITE are acknowledged again, READ
+//! is executed again, an atomic is answered from its saved result. Memory is looked up by key for every
+//! packet: a key that dies in the middle of a message ends it.
+
+use super::Qp;
+use super::attr::QpState;
+use super::completer::scatter_into;
+use crate::engine::common::Common;
+use crate::engine::counters::Counter;
+use crate::engine::event::AsyncEvent;
+use crate::engine::status::WcStatus;
+use crate::mem::{Access, AccessError};
+use crate::queue::wqe::sges;
+use crate::queue::{Cqe, CqeFlags, CqeKind};
+use crate::time::Instant;
+use crate::wire::headers::Reth;
+use crate::wire::num::{Msn, Psn, Rkey};
+use crate::wire::opcode::{Operation, Position};
+use crate::wire::packet::Packet;
+use crate::wire::{NakCode, Syndrome};
+
+/// Longest message.
+const MAX_LEN: u32 = 1 << 31;
+
+/// A message of several packets that has begun and not ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Open {
+    Nothing,
+    Send,
+    Write,
+}
+
+/// A READ or atomic that was accepted, kept for its answer and for duplicates.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Resource {
+    pub(super) first: Psn,
+    pub(super) packets: u32,
+    pub(super) msn: Msn,
+    pub(super) what: What,
+    /// Packet to send next; `packets` when all are sent.
+    pub(super) next: u32,
+    /// Packet with which this answer began (a duplicate READ may ask for a tail).
+    pub(super) start: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+pub(super) enum What {
+    Read { va: u64, len: u32, rkey: Rkey },
+    Atomic { orig: u64 },
+}
+
+impl Resource {
+    pub(super) fn is_pending(&self) -> bool {
+        self.next < self.packets
+    }
+}
+
+/// The answer that follows those of the resources.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Ack {
+    Nothing,
+    /// Everything up to this PSN is done.
+    Plain(Psn),
+    /// Anything else: leaves at once.
+    Nak(Psn, Syndrome),
+}
+
+#[derive(Debug)]
+pub(super) struct Responder {
+    pub(super) epsn: Psn,
+    pub(super) msn: Msn,
+    open: Open,
+    /// Bytes of the open message received (SEND) or still to come (WRITE).
+    bytes: u64,
+    write: Reth,
+    /// A gap was NAKed, or a receiver-not-ready was; when.
+    naked: Option<Instant>,
+    /// In ERR with a NAK still to leave.
+    pub(super) dying: bool,
+    pub(super) ack: Ack,
+    /// Ring of `max_dest_rd_atomic` entries, oldest first.
+    pub(super) resources: Box<[Option<Resource>]>,
+    /// Where the next one goes.
+    newest: usize,
+    /// Entries with something to send.
+    pub(super) pending: u32,
+    established: bool,
+}
+
+const NO_WRITE: Reth = Reth { va: 0, rkey: Rkey(0), dma_len: 0 };
+
+impl Responder {
+    pub(super) fn new() -> Self {
+        Self {
+            epsn: Psn::default(),
+            msn: Msn::default(),
+            open: Open::Nothing,
+            bytes: 0,
+            write: NO_WRITE,
+            naked: None,
+            dying: false,
+            ack: Ack::Nothing,
+            resources: Box::default(),
+            newest: 0,
+            pending: 0,
+            established: false,
+        }
+    }
+
+    pub(super) fn reset(&mut self) {
+        *self = Self::new();
+    }
+
+    /// The queue pair goes to ERR: nothing more is answered, but for a fatal NAK and what precedes it.
+    pub(super) fn abandon(&mut self) {
+        if !self.dying {
+            self.ack = Ack::Nothing;
+            self.pending = 0;
+            self.resources.iter_mut().for_each(|r| *r = None);
+        }
+        self.open = Open::Nothing;
+    }
+
+    pub(super) fn has_plain_ack(&self) -> bool {
+        self.pending == 0 && matches!(self.ack, Ack::Plain(_))
+    }
+
+    /// Whether there is an answer that must not wait.
+    pub(super) fn is_urgent(&self) -> bool {
+        self.pending > 0 || matches!(self.ack, Ack::Nak(..))
+    }
+
+    /// The entry whose PSNs contain `psn`, newest first.
+    fn find(&mut self, psn: Psn) -> Option<&mut Resource> {
+        let (newer, older) = self.resources.split_at_mut(self.newest);
+        newer.iter_mut().rev().chain(older.iter_mut().rev()).flatten().find(|r| {
+            let d = psn.distance_from(r.first);
+            d >= 0 && d.unsigned_abs() < r.packets
+        })
+    }
+
+    /// Enters an accepted READ or atomic. `None`: its place is taken by one that is still being answered.
+    fn remember(&mut self, resource: Resource) -> Option<()> {
+        let place = self.resources.get_mut(self.newest)?;
+        if place.is_some_and(|r| r.is_pending()) {
+            return None;
+        }
+        *place = Some(resource);
+        self.newest = (self.newest + 1) % self.resources.len();
+        self.pending += 1;
+        Some(())
+    }
+}
+
+/// Why a request is not executed.
+enum Refusal {
+    /// Fatal: NAK, then ERR; the status that a receive in use completes with.
+    Fatal(NakCode, WcStatus),
+    /// No receive is posted.
+    NotReady,
+}
+
+impl From<AccessError> for Refusal {
+    fn from(_: AccessError) -> Self {
+        Self::Fatal(NakCode::RemoteAccess, WcStatus::LocAccess)
+    }
+}
+
+const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
+
+impl Qp {
+    /// The transition to RTR.
+    pub(crate) fn start_responder(&mut self) {
+        self.resp.reset();
+        self.resp.epsn = Psn::new(self.set.rq_psn);
+        self.resp.resources = vec![None; usize::from(self.set.max_dest_rd_atomic)].into();
+    }
+
+    /// Whether READs or atomics of the peer are still being answered.
+    pub(crate) fn is_answering(&self) -> bool {
+        self.resp.pending > 0
+    }
+
+    /// `max_dest_rd_atomic` changed in SQD.
+    pub(crate) fn resize_resources(&mut self) {
+        self.resp.resources = vec![None; usize::from(self.set.max_dest_rd_atomic)].into();
+        self.resp.newest = 0;
+    }
+
+    /// PSN that is expected next, as `query` tells it.
+    pub(crate) fn rq_psn(&self) -> Psn {
+        self.resp.epsn
+    }
+
+    /// A request for this queue pair, its ICRC checked.
+    pub(crate) fn handle_request(&mut self, c: &mut Common, packet: &Packet<'_>) {
+        if !matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd) {
+            c.count(Counter::DropState);
+            return;
+        }
+        if self.state == QpState::Rtr && !self.resp.established {
+            self.resp.established = true;
+            c.event(AsyncEvent::CommEst { qpn: self.qpn.raw() });
+        }
+        let psn = packet.psn();
+        match psn.distance_from(self.resp.epsn) {
+            0 => {
+                self.resp.naked = None;
+                match self.execute(c, packet) {
+                    Ok(()) => self.accepted(c, packet),
+                    Err(refusal) => self.refuse(c, psn, refusal),
+                }
+            }
+            1.. => self.ahead(c),
+            _ => self.duplicate(c, packet),
+        }
+    }
+
+    /// A packet is missing before this one: one NAK for the gap.
+    fn ahead(&mut self, c: &mut Common) {
+        c.count(Counter::OutOfSequence);
+        let again = match (self.resp.naked, c.config.renak_after) {
+            (None, _) => true,
+            (Some(at), Some(after)) => c.now.saturating_since(at) >= after,
+            (Some(_), None) => false,
+        };
+        if again {
+            c.count(Counter::OutOfSeqRequest);
+            self.resp.naked = Some(c.now);
+            self.resp.ack = Ack::Nak(self.resp.epsn, Syndrome::Nak(NakCode::SequenceError));
+        } else {
+            c.count(Counter::DropRequestAhead);
+        }
+    }
+
+    /// Bookkeeping of a request that was executed.
+    fn accepted(&mut self, c: &mut Common, packet: &Packet<'_>) {
+        let info = packet.info();
+        let psns = match info.operation {
+            Operation::Read => self.read_packets(packet.reth().map_or(0, |r| r.dma_len)),
+            _ => 1,
+        };
+        self.resp.epsn = packet.psn().offset(psns);
+        match info.operation {
+            Operation::Send | Operation::Write => {
+                if info.position.ends() {
+                    self.resp.open = Open::Nothing;
+                    if info.operation == Operation::Write {
+                        c.count(Counter::RxWriteRequests);
+                    }
+                }
+                if packet.ack_req() {
+                    self.resp.ack = Ack::Plain(packet.psn());
+                } else if matches!(self.resp.ack, Ack::Nak(..)) {
+                    // What it complained about has come; its sender must not go back to it again.
+                    self.resp.ack = Ack::Plain(packet.psn());
+                }
+            }
+            // The answer acknowledges all that came before.
+            _ => self.resp.ack = Ack::Nothing,
+        }
+    }
+
+    fn read_packets(&self, len: u32) -> u32 {
+        u32::try_from((len as usize).div_ceil(self.mtu.bytes())).unwrap_or(u32::MAX).max(1)
+    }
+
+    fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let info = packet.info();
+        let fits = match (self.resp.open, info.position.starts()) {
+            (Open::Nothing, starts) => starts,
+            (Open::Send, starts) => !starts && info.operation == Operation::Send,
+            (Open::Write, starts) => !starts && info.operation == Operation::Write,
+        };
+        if !fits {
+            return Err(INVALID);
+        }
+        let right = match info.operation {
+            Operation::Write => Access::REMOTE_WRITE,
+            Operation::Read => Access::REMOTE_READ,
+            Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
+            Operation::Send => Access::empty(),
+            // FLUSH and ATOMIC WRITE are not offered.
+            _ => return Err(INVALID),
+        };
+        if !self.access.contains(right) {
+            return Err(INVALID);
+        }
+        match info.operation {
+            Operation::Send => self.execute_send(c, packet),
+            Operation::Write => self.execute_write(c, packet),
+            Operation::Read => self.execute_read(c, packet),
+            _ => self.execute_atomic(c, packet),
+        }
+    }
+
+    /// Lengths that the position in a message prescribes, and the pad that belongs to the payload.
+    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let (len, mtu) = (packet.payload().len(), self.mtu.bytes());
+        let fits = match packet.info().position {
+            Position::First | Position::Middle => len == mtu,
+            Position::Last => (1..=mtu).contains(&len),
+            Position::Only => len <= mtu,
+        };
+        let padded = usize::from(packet.pad_count()) == len.wrapping_neg() & 3;
+        if fits && padded { Ok(()) } else { Err(INVALID) }
+    }
+
+    fn has_receive(&self) -> bool {
+        self.rq.get(self.rq.tail()).is_some()
+    }
+
+    fn execute_send(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let info = packet.info();
+        if info.position.starts() {
+            if !self.has_receive() {
+                return Err(Refusal::NotReady);
+            }
+            self.resp.bytes = 0;
+        }
+        self.check_length(packet)?;
+        let payload = packet.payload();
+        let Some((&wqe, words)) = self.rq.get(self.rq.tail()) else { return Err(INVALID) };
+        // From here on an error has a receive to tell it.
+        self.resp.open = Open::Send;
+        if self.resp.bytes + payload.len() as u64 > u64::from(wqe.length) {
+            c.count(Counter::RespLocalLengthError);
+            return Err(Refusal::Fatal(NakCode::InvalidRequest, WcStatus::LocLen));
+        }
+        if scatter_into(&c.mrs, self.pd, sges(words, wqe.num_sge), self.resp.bytes, payload)
+            .is_err()
+        {
+            return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
+        }
+        self.resp.bytes += payload.len() as u64;
+        if info.position.ends() {
+            let mut flags = CqeFlags::empty();
+            let mut extra = 0;
+            if let Some(imm) = packet.immdt() {
+                flags |= CqeFlags::WITH_IMM;
+                extra = imm.0;
+            }
+            if let Some(ieth) = packet.ieth() {
+                // The key is dead before the application learns of it.
+                c.mrs
+                    .invalidate(self.pd, self.qpn, ieth.rkey)
+                    .map_err(|_| Refusal::Fatal(NakCode::RemoteAccess, WcStatus::LocAccess))?;
+                flags |= CqeFlags::WITH_INV;
+                extra = ieth.rkey.0;
+            }
+            let byte_len = u32::try_from(self.resp.bytes).unwrap_or(u32::MAX);
+            self.complete_receive(c, packet, 128, byte_len, flags, extra);
+            self.resp.msn = self.resp.msn.offset(1);
+        }
+        Ok(())
+    }
+
+    fn execute_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let info = packet.info();
+        if info.has_imm() && !self.has_receive() {
+            return Err(Refusal::NotReady);
+        }
+        self.check_length(packet)?;
+        let payload = packet.payload();
+        let len = payload.len() as u64;
+        if let Some(reth) = packet.reth() {
+            if reth.dma_len > MAX_LEN {
+                return Err(INVALID);
+            }
+            if reth.dma_len > 0 {
+                // The whole range at once: nothing is placed of a WRITE that does not fit.
+                c.mrs.remote(
+                    self.pd,
+                    self.qpn,
+                    reth.rkey,
+                    reth.va,
+                    u64::from(reth.dma_len),
+                    Access::REMOTE_WRITE,
+                )?;
+            }
+            self.resp.write = reth;
+            self.resp.bytes = u64::from(reth.dma_len);
+        }
+        self.resp.open = Open::Write;
+        let fits =
+            if info.position.ends() { len == self.resp.bytes } else { len < self.resp.bytes };
+        if !fits {
+            return Err(INVALID);
+        }
+        if len > 0 {
+            let Reth { va, rkey, dma_len } = self.resp.write;
+            let at = va.wrapping_add(u64::from(dma_len) - self.resp.bytes);
+            c.mrs
+                .remote(self.pd, self.qpn, rkey, at, len, Access::REMOTE_WRITE)?
+                .write_from(0, payload);
+            self.resp.bytes -= len;
+        }
+        if info.position.ends() {
+            if let Some(imm) = packet.immdt() {
+                let len = self.resp.write.dma_len;
+                self.complete_receive(c, packet, 129, len, CqeFlags::WITH_IMM, imm.0);
+            }
+            self.resp.msn = self.resp.msn.offset(1);
+        }
+        Ok(())
+    }
+
+    fn execute_read(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Some(reth) = packet.reth() else { return Err(INVALID) };
+        if self.set.max_dest_rd_atomic == 0 || reth.dma_len > MAX_LEN || packet.pad_count() != 0 {
+            return Err(INVALID);
+        }
+        if reth.dma_len > 0 {
+            let len = u64::from(reth.dma_len);
+            c.mrs.remote(self.pd, self.qpn, reth.rkey, reth.va, len, Access::REMOTE_READ)?;
+        }
+        let resource = Resource {
+            first: packet.psn(),
+            packets: self.read_packets(reth.dma_len),
+            msn: self.resp.msn.offset(1),
+            what: What::Read { va: reth.va, len: reth.dma_len, rkey: reth.rkey },
+            next: 0,
+            start: 0,
+        };
+        self.resp.remember(resource).ok_or(INVALID)?;
+        self.resp.msn = resource.msn;
+        c.count(Counter::RxReadRequests);
+        Ok(())
+    }
+
+    fn execute_atomic(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let Some(eth) = packet.atomic_eth() else { return Err(INVALID) };
+        if self.set.max_dest_rd_atomic == 0 || packet.pad_count() != 0 {
+            return Err(INVALID);
+        }
+        let target = c.mrs.remote(self.pd, self.qpn, eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)?;
+        if eth.va % 8 != 0 {
+            return Err(INVALID);
+        }
+        // The place is found before the memory changes: an atomic that cannot be remembered must not run.
+        let resource = Resource {
+            first: packet.psn(),
+            packets: 1,
+            msn: self.resp.msn.offset(1),
+            what: What::Atomic { orig: 0 },
+            next: 0,
+            start: 0,
+        };
+        if self
+            .resp
+            .resources
+            .get(self.resp.newest)
+            .is_none_or(|r| r.is_some_and(|r| r.is_pending()))
+        {
+            return Err(INVALID);
+        }
+        let orig = match packet.info().operation {
+            Operation::CompareSwap => target.compare_swap(eth.compare, eth.swap_add)?,
+            _ => target.fetch_add(eth.swap_add)?,
+        };
+        self.resp.remember(Resource { what: What::Atomic { orig }, ..resource }).ok_or(INVALID)?;
+        self.resp.msn = resource.msn;
+        c.count(Counter::RxAtomicRequests);
+        Ok(())
+    }
+
+    fn complete_receive(
+        &mut self,
+        c: &mut Common,
+        packet: &Packet<'_>,
+        opcode: u8,
+        byte_len: u32,
+        flags: CqeFlags,
+        imm_or_inv: u32,
+    ) {
+        let index = self.rq.tail();
+        if let Some((&wqe, _)) = self.rq.get(index) {
+            let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::Success);
+            let cqe =
+                Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn: self.dest_qp.raw(), ..cqe };
+            c.complete(self.recv_cq.cq, cqe, packet.se());
+            c.count(Counter::RdmaRecvs);
+            c.received = true;
+        }
+        self.rq.release(index.wrapping_add(1));
+    }
+
+    fn refuse(&mut self, c: &mut Common, psn: Psn, refusal: Refusal) {
+        match refusal {
+            Refusal::NotReady => {
+                c.count(Counter::OutOfBuffer);
+                c.count(Counter::SendRnrErr);
+                // What is in flight behind it is not a gap: it waits with its sender.
+                self.resp.naked = Some(c.now);
+                let timer = self.set.min_rnr_timer;
+                self.resp.ack = Ack::Nak(psn, Syndrome::RnrNak { timer });
+            }
+            Refusal::Fatal(code, status) => self.die(c, psn, code, status),
+        }
+    }
+
+    /// A fatal NAK: it leaves after the answers that precede it; nothing more is executed.
+    pub(super) fn die(&mut self, c: &mut Common, psn: Psn, code: NakCode, status: WcStatus) {
+        self.resp.ack = Ack::Nak(psn, Syndrome::Nak(code));
+        self.resp.dying = true;
+        if code == NakCode::RemoteAccess {
+            c.count(Counter::RespRemoteAccessErrors);
+        }
+        // The application learns of it by the receive in use, else by an event.
+        let index = self.rq.tail();
+        if self.resp.open == Open::Send
+            && let Some((&wqe, _)) = self.rq.get(index)
+        {
+            c.count(Counter::RespCqeError);
+            let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, status);
+            c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
+            self.rq.release(index.wrapping_add(1));
+        } else {
+            let qpn = self.qpn.raw();
+            c.event(match code {
+                NakCode::RemoteAccess => AsyncEvent::QpAccessErr { qpn },
+                _ => AsyncEvent::QpReqErr { qpn },
+            });
+        }
+        self.enter_err(c);
+    }
+
+    /// A request that was executed already.
+    fn duplicate(&mut self, c: &mut Common, packet: &Packet<'_>) {
+        c.count(Counter::DuplicateRequest);
+        let psn = packet.psn();
+        match packet.info().operation {
+            operation @ (Operation::Send | Operation::Write) => {
+                c.count(match operation {
+                    Operation::Send => Counter::DuplicateSend,
+                    _ => Counter::DuplicateWrite,
+                });
+                // A NAK that waits says where to go on, which is more.
+                if !matches!(self.resp.ack, Ack::Nak(..)) {
+                    self.resp.ack = Ack::Plain(self.resp.epsn.prev());
+                }
+            }
+            Operation::Read => self.duplicate_read(c, packet),
+            Operation::CompareSwap | Operation::FetchAdd => match self.resp.find(psn) {
+                Some(resource) if matches!(resource.what, What::Atomic { .. }) => {
+                    let was_pending = resource.is_pending();
+                    resource.next = 0;
+                    self.resp.pending += u32::from(!was_pending);
+                    c.count(Counter::DuplicateAtomic);
+                }
+                _ => c.count(Counter::DropDuplicate),
+            },
+            _ => c.count(Counter::DropDuplicate),
+        }
+    }
+
+    /// A READ again, or a tail of it: from memory as it is now.
+    fn duplicate_read(&mut self, c: &mut Common, packet: &Packet<'_>) {
+        let mtu = self.mtu.bytes() as u64;
+        let (Some(reth), Some(resource)) = (packet.reth(), self.resp.find(packet.psn())) else {
+            return c.count(Counter::DropDuplicate);
+        };
+        let What::Read { va, len, rkey } = resource.what else {
+            return c.count(Counter::DropDuplicate);
+        };
+        let packet_index = packet.psn().distance_from(resource.first).unsigned_abs();
+        let skipped = u64::from(packet_index) * mtu;
+        let is_tail = skipped + u64::from(reth.dma_len) == u64::from(len)
+            && reth.va == va.wrapping_add(skipped)
+            && (reth.rkey == rkey || len == 0);
+        if !is_tail {
+            return c.count(Counter::DropReplay);
+        }
+        c.count(Counter::DuplicateRead);
+        let was_pending = resource.is_pending();
+        if was_pending && resource.next <= packet_index {
+            // It will be answered anyway.
+            return;
+        }
+        resource.next = packet_index;
+        resource.start = packet_index;
+        self.resp.pending += u32::from(!was_pending);
+    }
+}

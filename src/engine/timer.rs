@@ -1,0 +1,292 @@
+//! A hierarchical timing wheel: one timer for each queue pair, cheap to move.
+//!
+//! *Owns* which slot (queue pair index) is due when. *Rules.* Arming, moving and cancelling cost a few
+//! loads and stores and never allocate after [`Wheel::reserve`]. [`Wheel::expire`] hands out slots in the
+//! order of their ticks and never earlier than asked; within a tick the order is that of arming.
+//! Resolution is one tick of 1.024 us.
+
+use crate::time::Instant;
+
+/// log2 of the nanoseconds in a tick.
+const TICK_BITS: u32 = 10;
+/// log2 of the buckets in a level.
+const LEVEL_BITS: u32 = 6;
+const BUCKETS: usize = 1 << LEVEL_BITS;
+/// 10 + 9 * 6 bits: every `Instant` has its place.
+const LEVELS: usize = 9;
+const NIL: u32 = u32::MAX;
+
+#[derive(Clone, Copy, Debug)]
+struct Node {
+    prev: u32,
+    next: u32,
+    /// Tick at which it is due.
+    due: u64,
+    /// Level * BUCKETS + bucket, or `NIL` when idle.
+    place: u32,
+}
+
+const IDLE: Node = Node { prev: NIL, next: NIL, due: 0, place: NIL };
+
+#[derive(Clone, Copy, Debug)]
+struct List {
+    head: u32,
+    tail: u32,
+}
+
+/// The wheel. Slots are small integers chosen by the caller.
+#[derive(Debug)]
+pub(super) struct Wheel {
+    nodes: Vec<Node>,
+    lists: Box<[List; LEVELS * BUCKETS]>,
+    /// Bit `b` of word `l`: bucket `b` of level `l` is not empty.
+    occupied: [u64; LEVELS],
+    /// All ticks before this one have been handed out.
+    current: u64,
+}
+
+impl Wheel {
+    /// An empty wheel at the origin of time.
+    pub(super) fn new() -> Self {
+        Self {
+            nodes: Vec::new(),
+            lists: Box::new([List { head: NIL, tail: NIL }; LEVELS * BUCKETS]),
+            occupied: [0; LEVELS],
+            current: 0,
+        }
+    }
+
+    /// Makes room for slots `0..slots`.
+    pub(super) fn reserve(&mut self, slots: usize) {
+        if self.nodes.len() < slots {
+            self.nodes.resize(slots, IDLE);
+        }
+    }
+
+    /// Whether the slot is armed.
+    pub(super) fn is_armed(&self, slot: u32) -> bool {
+        self.nodes.get(slot as usize).is_some_and(|n| n.place != NIL)
+    }
+
+    /// Arms `slot` for `at`, moving it if it was armed already.
+    pub(super) fn arm(&mut self, slot: u32, at: Instant) {
+        // Round up: a timer may be late by a tick, never early.
+        let due =
+            (at.as_nanos().saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.current);
+        if self.nodes[slot as usize].place != NIL {
+            if self.nodes[slot as usize].due == due {
+                return;
+            }
+            self.unlink(slot);
+        }
+        self.nodes[slot as usize].due = due;
+        self.link(slot);
+    }
+
+    /// Forgets `slot`.
+    pub(super) fn cancel(&mut self, slot: u32) {
+        if self.is_armed(slot) {
+            self.unlink(slot);
+        }
+    }
+
+    /// The earliest time at which [`expire`](Self::expire) may have something: exact for what is due
+    /// soon, a lower bound (start of a bucket) for what is far. `None` if nothing is armed.
+    pub(super) fn next_due(&self) -> Option<Instant> {
+        let (_, _, start) = self.first_bucket()?;
+        Some(Instant::from_nanos(start << TICK_BITS))
+    }
+
+    /// Takes one slot that is due at `now`. Call until `None`.
+    pub(super) fn expire(&mut self, now: Instant) -> Option<u32> {
+        let now = now.as_nanos() >> TICK_BITS;
+        while let Some((level, bucket, start)) = self.first_bucket()
+            && start <= now
+        {
+            self.current = start;
+            let place = level * BUCKETS + bucket;
+            if level == 0 {
+                let slot = self.lists[place].head;
+                self.unlink(slot);
+                return Some(slot);
+            }
+            self.cascade(place);
+        }
+        self.current = self.current.max(now);
+        None
+    }
+
+    /// Sorts a bucket whose time has come into lower levels.
+    fn cascade(&mut self, place: usize) {
+        let mut slot = self.lists[place].head;
+        self.lists[place] = List { head: NIL, tail: NIL };
+        self.occupied[place / BUCKETS] &= !(1 << (place % BUCKETS));
+        while slot != NIL {
+            let next = self.nodes[slot as usize].next;
+            self.link(slot);
+            slot = next;
+        }
+    }
+
+    /// The occupied bucket that starts first, and the tick of its start. All of a lower level is earlier
+    /// than all of a higher one, because a slot's level is that of the highest digit in which it differs
+    /// from `current`.
+    fn first_bucket(&self) -> Option<(usize, usize, u64)> {
+        let level = self.occupied.iter().position(|&word| word != 0)?;
+        let bucket = self.occupied[level].trailing_zeros() as usize;
+        let shift = LEVEL_BITS * level as u32;
+        let above = (u64::MAX << LEVEL_BITS) << shift;
+        Some((level, bucket, self.current & above | (bucket as u64) << shift))
+    }
+
+    fn link(&mut self, slot: u32) {
+        let due = self.nodes[slot as usize].due;
+        debug_assert!(due >= self.current, "buckets are emptied before the time passes them");
+        let differing = (due ^ self.current) | (BUCKETS as u64 - 1);
+        let level = (differing.ilog2() / LEVEL_BITS) as usize;
+        let bucket = (due >> (LEVEL_BITS * level as u32)) as usize % BUCKETS;
+        let place = level * BUCKETS + bucket;
+        let tail = self.lists[place].tail;
+        let node = &mut self.nodes[slot as usize];
+        node.prev = tail;
+        node.next = NIL;
+        node.place = place as u32;
+        if tail == NIL {
+            self.lists[place].head = slot;
+        } else {
+            self.nodes[tail as usize].next = slot;
+        }
+        self.lists[place].tail = slot;
+        self.occupied[level] |= 1 << bucket;
+    }
+
+    fn unlink(&mut self, slot: u32) {
+        let Node { prev, next, place, .. } = self.nodes[slot as usize];
+        let place = place as usize;
+        if prev == NIL {
+            self.lists[place].head = next;
+        } else {
+            self.nodes[prev as usize].next = next;
+        }
+        if next == NIL {
+            self.lists[place].tail = prev;
+        } else {
+            self.nodes[next as usize].prev = prev;
+        }
+        if self.lists[place].head == NIL {
+            self.occupied[place / BUCKETS] &= !(1 << (place % BUCKETS));
+        }
+        self.nodes[slot as usize].place = NIL;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::time::Duration;
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    fn drain(w: &mut Wheel, now: Instant) -> Vec<u32> {
+        std::iter::from_fn(|| w.expire(now)).collect()
+    }
+
+    #[test]
+    fn fires_in_order_and_not_early() {
+        let mut w = Wheel::new();
+        w.reserve(4);
+        w.arm(0, Instant::from_nanos(5_000_000));
+        w.arm(1, Instant::from_nanos(3_000));
+        w.arm(2, Instant::from_nanos(70_000));
+        assert_eq!(drain(&mut w, Instant::from_nanos(2_999)), []);
+        assert_eq!(drain(&mut w, Instant::from_nanos(80_000)), [1, 2]);
+        assert_eq!(drain(&mut w, Instant::from_nanos(4_999_999)), []);
+        assert_eq!(drain(&mut w, Instant::from_nanos(5_002_000)), [0]);
+        assert_eq!(w.next_due(), None);
+    }
+
+    #[test]
+    fn pulled_earlier_and_pushed_later() {
+        let mut w = Wheel::new();
+        w.reserve(2);
+        w.arm(0, Instant::from_nanos(1 << 40));
+        w.arm(0, Instant::from_nanos(10_000));
+        assert_eq!(drain(&mut w, Instant::from_nanos(20_000)), [0]);
+        w.arm(1, Instant::from_nanos(30_000));
+        w.arm(1, Instant::from_nanos(90_000));
+        assert_eq!(drain(&mut w, Instant::from_nanos(50_000)), []);
+        assert_eq!(drain(&mut w, Instant::from_nanos(100_000)), [1]);
+    }
+
+    #[test]
+    fn a_year_ahead() {
+        let mut w = Wheel::new();
+        w.reserve(1);
+        let year = Duration::from_secs(365 * 24 * 3600);
+        w.arm(0, Instant::ZERO + year);
+        let mut now = Instant::ZERO;
+        let mut steps = 0;
+        while let Some(next) = w.next_due() {
+            now = next.max(now);
+            if w.expire(now).is_some() {
+                break;
+            }
+            steps += 1;
+            assert!(steps < 1000, "next_due must move on");
+        }
+        assert!(now >= Instant::ZERO + year);
+    }
+
+    #[derive(Clone, Debug)]
+    enum Step {
+        Arm(u32, u64),
+        Cancel(u32),
+        Advance(u64),
+    }
+
+    fn step() -> impl Strategy<Value = Step> {
+        // Spread over all levels: microseconds to days.
+        let delay = (0u32..48, any::<u64>()).prop_map(|(bits, v)| v & ((1 << bits) - 1));
+        prop_oneof![
+            4 => (0u32..16, delay.clone()).prop_map(|(s, d)| Step::Arm(s, d)),
+            1 => (0u32..16).prop_map(Step::Cancel),
+            3 => delay.prop_map(Step::Advance),
+        ]
+    }
+
+    proptest! {
+        #[test]
+        fn agrees_with_a_sorted_list(steps in proptest::collection::vec(step(), 1..200)) {
+            let mut wheel = Wheel::new();
+            wheel.reserve(16);
+            let mut model: BTreeMap<u32, u64> = BTreeMap::new();
+            let mut now = 0u64;
+            for s in steps {
+                match s {
+                    Step::Arm(slot, delay) => {
+                        wheel.arm(slot, Instant::from_nanos(now + delay));
+                        model.insert(slot, (now + delay).div_ceil(1 << TICK_BITS));
+                    }
+                    Step::Cancel(slot) => {
+                        wheel.cancel(slot);
+                        model.remove(&slot);
+                    }
+                    Step::Advance(delay) => {
+                        if let (Some(next), Some(first)) = (wheel.next_due(), model.values().min()) {
+                            prop_assert!(next.as_nanos() >> TICK_BITS <= (*first).max(now >> TICK_BITS));
+                        }
+                        now += delay;
+                        let mut fired = Vec::new();
+                        while let Some(slot) = wheel.expire(Instant::from_nanos(now)) {
+                            fired.push((model.remove(&slot).expect("armed"), slot));
+                        }
+                        prop_assert!(fired.iter().all(|&(due, _)| due <= now >> TICK_BITS));
+                        prop_assert!(fired.is_sorted_by_key(|&(due, _)| due), "{:?}", fired);
+                        prop_assert!(model.values().all(|&due| due > now >> TICK_BITS));
+                    }
+                }
+                prop_assert_eq!(wheel.next_due().is_some(), !model.is_empty());
+            }
+        }
+    }
+}

@@ -1,0 +1,613 @@
+//! The simulated network: hosts on one switch, in virtual time.
+//!
+//! ```text
+//!            uplink: queue, line, delay                downlink: faults, queue, line, delay
+//!   host a ────────────────────────────► switch ────────────────────────────► host b
+//!                                     route, tap, rules
+//! ```
+//!
+//! A packet waits for the sender's line, occupies it, and is at the switch when its last bit is. The switch
+//! stores and forwards: it finds the receiver, asks the tap and the [`Rule`]s, lets the receiver's [`Link`]
+//! do its worst, and puts the packet into the queue of that link, or drops it if the queue is full. Then the
+//! same again, down to the host's inbox.
+//!
+//! *Owns* all packets under way, all links, and the virtual time of the network. It knows datagrams and no
+//! queue pairs; it reads opcodes only to tell kinds of packets apart.
+//!
+//! *Rules.* No I/O, no clock, no thread: [`Fabric::send`] takes packets in, [`Fabric::next_event`] says when
+//! something happens, [`Fabric::advance`] makes it happen, [`Fabric::take_woken`] says who has something and
+//! [`Fabric::recv`] hands it out. Events of one moment happen in the order in which they were caused. The
+//! same calls after the same seed give the same packets at the same nanoseconds, in any process, on any
+//! machine: [`Fabric::trace_hash`] proves it. Every random choice of every link has a stream of its own, so
+//! that a host more or less changes nothing for the others. Every packet that does not arrive is counted by
+//! its reason. In steady state nothing is allocated.
+//!
+//! ```
+//! use softroce::fabric::{Fabric, Link};
+//! use softroce::net::{Path, Transmit};
+//! use softroce::time::Instant;
+//!
+//! let mut net = Fabric::new(1);
+//! let [a, b] = [net.add_host(Link::default())?, net.add_host(Link::default())?];
+//! net.attach(a, [10, 0, 0, 1].into())?;
+//! net.attach(b, [10, 0, 0, 2].into())?;
+//!
+//! let path = Path {
+//!     src: [10, 0, 0, 1].into(),
+//!     dst: [10, 0, 0, 2].into(),
+//!     src_port: 0xc000,
+//!     traffic_class: 2,
+//!     hop_limit: 64,
+//!     flow_label: 0,
+//!     scope_id: 0,
+//! };
+//! let datagram = [0x64; 20];
+//! let t = Transmit { path, ident: 7, len: 20, segment_size: None };
+//! net.send(Instant::ZERO, a, &t, &datagram);
+//! while let Some(at) = net.next_event() {
+//!     net.advance(at);
+//! }
+//! let mut buf = [0; 64];
+//! let (meta, len) = net.recv(b, &mut buf).expect("arrived");
+//! assert_eq!((&buf[..len], meta.path, meta.ident), (&datagram[..], path, Some(7)));
+//! // Twice 86 bytes at 100 Gbit/s, and twice 2 us.
+//! assert_eq!(net.now(), Instant::from_nanos(4014));
+//! # Ok::<(), softroce::fabric::FabricError>(())
+//! ```
+
+mod counters;
+mod event;
+mod fault;
+mod flow;
+mod link;
+mod port;
+mod queue;
+mod store;
+mod tap;
+#[cfg(test)]
+mod tests;
+mod trace;
+
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::{fmt, io};
+
+use parking_lot::Mutex;
+
+use crate::net::{RxMeta, Transmit};
+use crate::seed::Seeds;
+use crate::time::{Duration, Instant};
+
+pub use counters::HostCounters;
+pub use fault::{Action, Class, Rule, RuleHits, RuleId, When};
+pub use link::Link;
+pub use port::FabricPort;
+pub use tap::{Packet, Verdict};
+pub use trace::PacketSink;
+
+use event::EventQueue;
+use fault::Rules;
+use queue::{Node, Pipe};
+use store::{PacketId, Store};
+use trace::{Fate, Trace};
+
+/// Names a host of a fabric: hosts are numbered from 0 in the order in which they were added.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct HostId(pub u32);
+
+impl HostId {
+    /// As an index.
+    pub const fn index(self) -> usize {
+        self.0 as usize
+    }
+}
+
+/// What a fabric refuses.
+#[derive(Clone, Copy, Debug, PartialEq, thiserror::Error)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// No host has this number.
+    #[error("there is no host {}", .0.0)]
+    NoSuchHost(HostId),
+    /// Another host has this address.
+    #[error("{addr} belongs to host {}", .owner.0)]
+    AddressInUse {
+        /// The address.
+        addr: IpAddr,
+        /// Who has it.
+        owner: HostId,
+    },
+    /// Unspecified, multicast and broadcast addresses belong to nobody.
+    #[error("{0} is not the address of one host")]
+    NotUnicast(IpAddr),
+    /// A probability that is none.
+    #[error("{field} is {value}: not a probability, which is 0 to 1")]
+    Probability {
+        /// Which.
+        field: &'static str,
+        /// Its value.
+        value: f64,
+    },
+    /// A rate that no line has.
+    #[error("bits_per_s is {0}: not within 1 to 10^15")]
+    Rate(u64),
+    /// An MTU too small for any path MTU, or larger than IP knows.
+    #[error("mtu is {0}: not within 352 to 65535")]
+    Mtu(u32),
+    /// A rule that selects the zeroth packet, or every zeroth: packets are counted from 1.
+    #[error("a rule counts packets from 1, so there is no packet 0")]
+    Ordinal,
+}
+
+/// The two ways of a cable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// From the host to the switch.
+    Up,
+    /// From the switch to the host.
+    Down,
+}
+
+/// A fabric that several users share: the ports of its hosts, and whoever moves its time.
+pub type SharedFabric = Arc<Mutex<Fabric>>;
+
+/// What happens at some moment.
+#[derive(Clone, Copy, Debug)]
+enum Event {
+    /// The last bit of a packet reaches the end of its pipe.
+    Arrive(PacketId),
+    /// A packet that was held back goes on into its pipe.
+    Enter(PacketId),
+    /// The line of a pipe is free for the next packet that waits.
+    Free(u32),
+}
+
+type Tap = Box<dyn FnMut(&mut Packet) -> Verdict + Send>;
+
+/// A network of hosts on one switch.
+pub struct Fabric {
+    now: Instant,
+    seeds: Seeds,
+    events: EventQueue<Event>,
+    store: Store,
+    hosts: Vec<Host>,
+    /// Two for each host: up, then down.
+    pipes: Vec<Pipe>,
+    /// By address, IPv4 as IPv4-mapped.
+    routes: BTreeMap<u128, usize>,
+    rules: Rules,
+    tap: Option<Tap>,
+    /// The copy that a tap works on.
+    tapped: Packet,
+    trace: Trace,
+    woken: Vec<HostId>,
+    /// Packets in inboxes: arrived, not yet received.
+    inboxed: usize,
+}
+
+#[derive(Debug)]
+struct Host {
+    up: bool,
+    addresses: Vec<IpAddr>,
+    inbox: VecDeque<PacketId>,
+    counters: HostCounters,
+    is_woken: bool,
+    wants_room: bool,
+}
+
+impl Fabric {
+    /// An empty network. Everything that is random about it follows from `seed`.
+    pub fn new(seed: u64) -> Self {
+        Self::from_seeds(Seeds::new(seed))
+    }
+
+    /// As [`new`](Self::new), below a node of a larger seed tree.
+    pub fn from_seeds(seeds: Seeds) -> Self {
+        Self {
+            now: Instant::ZERO,
+            seeds,
+            events: EventQueue::new(),
+            store: Store::new(),
+            hosts: Vec::new(),
+            pipes: Vec::new(),
+            routes: BTreeMap::new(),
+            rules: Rules::new(),
+            tap: None,
+            tapped: Packet::empty(),
+            trace: Trace::new(),
+            woken: Vec::new(),
+            inboxed: 0,
+        }
+    }
+
+    /// Adds a host with a cable to the switch.
+    ///
+    /// # Errors
+    /// If a field of `link` is out of range: see [`Link::check`].
+    pub fn add_host(&mut self, link: Link) -> Result<HostId, FabricError> {
+        link.check()?;
+        let index = self.hosts.len();
+        let seeds = self.seeds.derive("host", index as u64);
+        let pipe = |link, to, way| Pipe::new(link, to, index, &seeds.derive(way, 0));
+        self.pipes.push(pipe(link.uplink(), Node::Switch, "up"));
+        self.pipes.push(pipe(link, Node::Host(index), "down"));
+        self.hosts.push(Host {
+            up: true,
+            addresses: Vec::new(),
+            inbox: VecDeque::new(),
+            counters: HostCounters::default(),
+            is_woken: false,
+            wants_room: false,
+        });
+        Ok(id(index))
+    }
+
+    /// Gives a host an address; again, if it has it already. A host may have many.
+    ///
+    /// # Errors
+    /// If another host has it, or no single host can have it.
+    pub fn attach(&mut self, host: HostId, addr: IpAddr) -> Result<(), FabricError> {
+        let index = self.index(host)?;
+        let plain = addr.to_canonical();
+        let is_broadcast = matches!(plain, IpAddr::V4(v4) if v4.is_broadcast());
+        if plain.is_unspecified() || plain.is_multicast() || is_broadcast {
+            return Err(FabricError::NotUnicast(addr));
+        }
+        match self.routes.entry(as_v6(addr)) {
+            Entry::Vacant(route) => {
+                route.insert(index);
+                self.hosts[index].addresses.push(addr);
+                Ok(())
+            }
+            Entry::Occupied(route) if *route.get() == index => Ok(()),
+            Entry::Occupied(route) => {
+                Err(FabricError::AddressInUse { addr, owner: id(*route.get()) })
+            }
+        }
+    }
+
+    /// The addresses of a host, in the order in which it got them.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn addresses(&self, host: HostId) -> Result<&[IpAddr], FabricError> {
+        Ok(&self.hosts[self.index(host)?].addresses)
+    }
+
+    /// Replaces a host's cable, for what goes onto it from now on.
+    ///
+    /// # Errors
+    /// If there is no such host, or a field is out of range.
+    pub fn set_link(&mut self, host: HostId, link: Link) -> Result<(), FabricError> {
+        self.set_direction(host, Direction::Down, link)?;
+        self.set_direction(host, Direction::Up, link.uplink())
+    }
+
+    /// Replaces one way of a host's cable. What is wrong with `link` then acts on that way: a way up that
+    /// loses packets does so before the switch sees them. On the way up `queue` is what the host may have
+    /// waiting before [`has_room`](Self::has_room) says no.
+    ///
+    /// # Errors
+    /// If there is no such host, or a field is out of range.
+    pub fn set_direction(
+        &mut self,
+        host: HostId,
+        direction: Direction,
+        link: Link,
+    ) -> Result<(), FabricError> {
+        link.check()?;
+        let index = self.index(host)?;
+        self.pipes[pipe_of(index, direction)].set_link(link);
+        Ok(())
+    }
+
+    /// One way of a host's cable as it is.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn link(&self, host: HostId, direction: Direction) -> Result<Link, FabricError> {
+        Ok(self.pipes[pipe_of(self.index(host)?, direction)].link)
+    }
+
+    /// Plugs a host's cable in or out. What is on it or waits for it when it goes down is dropped, and so
+    /// is all that comes while it is down.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn set_up(&mut self, host: HostId, up: bool) -> Result<(), FabricError> {
+        let index = self.index(host)?;
+        if std::mem::replace(&mut self.hosts[index].up, up) && !up {
+            for direction in [Direction::Up, Direction::Down] {
+                let pipe = pipe_of(index, direction);
+                self.pipes[pipe].cut += 1;
+                while let Some((id, _)) = self.pipes[pipe].pop() {
+                    self.drop_packet(id, Fate::LinkDown, index);
+                }
+            }
+            self.offer_room(index);
+        }
+        Ok(())
+    }
+
+    /// Whether a host's cable is plugged in.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn is_up(&self, host: HostId) -> Result<bool, FabricError> {
+        Ok(self.hosts[self.index(host)?].up)
+    }
+
+    /// How many hosts there are.
+    pub fn hosts(&self) -> usize {
+        self.hosts.len()
+    }
+
+    /// Sends from a host: each segment of `bytes` as a packet of its own, segment `k` over IPv4 with
+    /// identification `t.ident + k`. Moves the time of the network to `now` if it lies behind.
+    ///
+    /// Never refuses: see [`has_room`](Self::has_room).
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn send(&mut self, now: Instant, host: HostId, t: &Transmit, bytes: &[u8]) {
+        self.advance(now);
+        let index = host.index();
+        let bytes = &bytes[..t.len.min(bytes.len())];
+        let size = t.segment_size.map_or(bytes.len(), usize::from).max(1);
+        // A datagram without a byte is one, too.
+        let single = (bytes.is_empty() && t.segment_size.is_none()).then_some(bytes);
+        let mut ident = t.ident;
+        for datagram in bytes.chunks(size).chain(single) {
+            let counters = &mut self.hosts[index].counters;
+            counters.sent += 1;
+            counters.sent_bytes += datagram.len() as u64;
+            let id = self.store.insert(index, t.path, ident, datagram);
+            self.offer(pipe_of(index, Direction::Up), id, Duration::ZERO);
+            if t.path.dst.is_ipv4() {
+                ident = ident.wrapping_add(1);
+            }
+        }
+    }
+
+    /// Whether a host should go on sending: its own end of the cable has room. If not, it is woken when
+    /// half of the queue is free.
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn has_room(&mut self, host: HostId) -> bool {
+        let has_room = self.uplink_has_room(host.index());
+        self.hosts[host.index()].wants_room = !has_room;
+        has_room
+    }
+
+    /// When something happens next; `None`: never, unless somebody sends.
+    pub fn next_event(&self) -> Option<Instant> {
+        self.events.next_at()
+    }
+
+    /// Lets everything happen up to `to` and at `to`.
+    pub fn advance(&mut self, to: Instant) {
+        while let Some((at, event)) = self.events.pop_until(to) {
+            self.now = self.now.max(at);
+            match event {
+                Event::Arrive(id) => self.arrive(id),
+                Event::Enter(id) => self.enter(self.store.get(id).pipe, id),
+                Event::Free(pipe) => self.line_is_free(pipe as usize),
+            }
+        }
+        self.now = self.now.max(to);
+    }
+
+    /// The time of the network: up to it everything has happened.
+    pub const fn now(&self) -> Instant {
+        self.now
+    }
+
+    /// Appends the hosts, in ascending order, to which something came since the last call, or which got the
+    /// room that they [asked for](Self::has_room).
+    pub fn take_woken(&mut self, out: &mut Vec<HostId>) {
+        self.woken.sort_unstable();
+        for host in &self.woken {
+            self.hosts[host.index()].is_woken = false;
+        }
+        out.append(&mut self.woken);
+    }
+
+    /// Datagrams in a host's inbox. A host is woken once for all that came: it receives until none is left,
+    /// or looks here.
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn inbox_len(&self, host: HostId) -> usize {
+        self.hosts[host.index()].inbox.len()
+    }
+
+    /// Takes a datagram from a host's inbox, into the front of `buf`; `None` if nothing has arrived. One
+    /// that does not fit is counted and skipped.
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn recv(&mut self, host: HostId, buf: &mut [u8]) -> Option<(RxMeta, usize)> {
+        loop {
+            let id = self.hosts[host.index()].inbox.pop_front()?;
+            let packet = self.store.get(id);
+            let path = packet.path;
+            let ident = Some(packet.ident);
+            let len = packet.bytes.len();
+            let target = buf.get_mut(..len);
+            let fits = target.is_some();
+            if let Some(target) = target {
+                target.copy_from_slice(&packet.bytes);
+            }
+            self.store.remove(id);
+            self.inboxed -= 1;
+            if fits {
+                return Some((RxMeta { path, ident, df: Some(true), gro_index: 0 }, len));
+            }
+            self.hosts[host.index()].counters.truncated += 1;
+        }
+    }
+
+    /// Shows each packet that reaches the switch and has a receiver to `tap`, in the order of the switch,
+    /// before rules and faults. Replaces the tap that was there.
+    pub fn tap(&mut self, tap: Box<dyn FnMut(&mut Packet) -> Verdict + Send>) {
+        self.tap = Some(tap);
+    }
+
+    /// Removes the tap.
+    pub fn untap(&mut self) {
+        self.tap = None;
+    }
+
+    /// Adds a rule, behind those that are there. Rules see what the tap passes.
+    ///
+    /// # Errors
+    /// If its probability is none, or it counts from 0.
+    pub fn add_rule(&mut self, rule: Rule) -> Result<RuleId, FabricError> {
+        self.rules.add(rule, &self.seeds)
+    }
+
+    /// Removes a rule. Returns how often it applied; `None` if there is no such rule.
+    pub fn remove_rule(&mut self, id: RuleId) -> Option<RuleHits> {
+        self.rules.remove(id)
+    }
+
+    /// How often a rule applied; `None` if there is no such rule.
+    pub fn rule_hits(&self, id: RuleId) -> Option<RuleHits> {
+        self.rules.hits(id)
+    }
+
+    /// Gives a copy of each packet from now on to `sink`: as it leaves the switch towards its receiver, or
+    /// as it is dropped.
+    ///
+    /// # Errors
+    /// What went wrong with the capture that this one ends, if there was one. The new one runs regardless.
+    pub fn start_capture(&mut self, sink: Box<dyn PacketSink + Send>) -> io::Result<()> {
+        self.trace.start(sink)
+    }
+
+    /// Ends the capture.
+    ///
+    /// # Errors
+    /// What the sink said, then or while packets came.
+    pub fn stop_capture(&mut self) -> io::Result<()> {
+        self.trace.stop()
+    }
+
+    /// A digest of everything that crossed the network so far: times, hosts, addresses, bytes and what
+    /// became of each packet. The same on every machine.
+    pub const fn trace_hash(&self) -> u64 {
+        self.trace.digest()
+    }
+
+    /// What a host and its cable have counted.
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn counters(&self, host: HostId) -> HostCounters {
+        self.hosts[host.index()].counters
+    }
+
+    /// The counters of all hosts together. Without packets under way,
+    /// `sent + duplicated == delivered + dropped()`.
+    pub fn totals(&self) -> HostCounters {
+        let mut sum = HostCounters::default();
+        for host in &self.hosts {
+            sum += host.counters;
+        }
+        sum
+    }
+
+    /// Packets under way: sent, neither delivered to an inbox nor dropped.
+    pub const fn in_flight(&self) -> usize {
+        self.store.live() - self.inboxed
+    }
+
+    /// Frame bytes that wait at one end of a host's cable.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn queued(&self, host: HostId, direction: Direction) -> Result<usize, FabricError> {
+        Ok(self.pipes[pipe_of(self.index(host)?, direction)].queued())
+    }
+
+    /// Slots and bytes that the store of packets ever allocated.
+    #[cfg(test)]
+    fn footprint(&self) -> (usize, usize) {
+        self.store.footprint()
+    }
+
+    fn index(&self, host: HostId) -> Result<usize, FabricError> {
+        if host.index() < self.hosts.len() {
+            Ok(host.index())
+        } else {
+            Err(FabricError::NoSuchHost(host))
+        }
+    }
+}
+
+impl fmt::Debug for Fabric {
+    /// A snapshot: every host and its cable, what they have counted, and what is under way.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Fabric")
+            .field("now", &self.now)
+            .field("next_event", &self.next_event())
+            .field("in_flight", &self.in_flight())
+            .field("trace_hash", &self.trace_hash())
+            .field("tapped", &self.tap.is_some())
+            .field("capturing", &self.trace.is_capturing())
+            .field("rules", &self.rules)
+            .field("hosts", &self.hosts)
+            .field("pipes", &self.pipes)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Removes its rule when it is dropped: for a fault that lasts as long as a phase of a test.
+#[derive(Debug)]
+#[must_use = "the rule goes when the guard is dropped"]
+pub struct RuleGuard {
+    fabric: SharedFabric,
+    id: RuleId,
+}
+
+impl RuleGuard {
+    /// Adds a rule for as long as the guard lives.
+    ///
+    /// # Errors
+    /// As [`Fabric::add_rule`].
+    pub fn new(fabric: &SharedFabric, rule: Rule) -> Result<Self, FabricError> {
+        let id = fabric.lock().add_rule(rule)?;
+        Ok(Self { fabric: Arc::clone(fabric), id })
+    }
+
+    /// How often the rule applied so far.
+    pub fn hits(&self) -> RuleHits {
+        self.fabric.lock().rule_hits(self.id).unwrap_or_default()
+    }
+}
+
+impl Drop for RuleGuard {
+    fn drop(&mut self) {
+        self.fabric.lock().remove_rule(self.id);
+    }
+}
+
+fn id(index: usize) -> HostId {
+    HostId(u32::try_from(index).expect("memory ends before 2^32 hosts"))
+}
+
+fn pipe_of(host: usize, direction: Direction) -> usize {
+    2 * host + usize::from(direction == Direction::Down)
+}
+
+/// An address as a number; IPv4 as IPv4-mapped IPv6.
+fn as_v6(ip: IpAddr) -> u128 {
+    let v6 = match ip {
+        IpAddr::V4(v4) => v4.to_ipv6_mapped(),
+        IpAddr::V6(v6) => v6,
+    };
+    v6.to_bits()
+}

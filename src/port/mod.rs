@@ -1,0 +1,171 @@
+//! Where packets leave the process, and where they come in.
+//!
+//! A [`Port`] moves batches of datagrams: [`RxBatch`] is filled by the port and read by the engine,
+//! [`TxBatch`] is filled by the engine and drained by the port. Neither call blocks, and neither allocates.
+//!
+//! *Owns.* The sockets (or whatever else carries packets), their addresses, and the counters of everything
+//! that was lost between a socket and the engine.
+//!
+//! *Rules.* A port knows datagrams and paths ([`crate::net`]), no queue pairs. It never waits: who wants to
+//! sleep does so on [`Port::readiness`]. It drops a datagram only with a counter, and returns an error only
+//! when it can no longer do its work.
+
+use std::fmt::{self, Debug};
+use std::io;
+use std::net::IpAddr;
+#[cfg(unix)]
+use std::os::fd::BorrowedFd;
+
+use crate::net::PortCaps;
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod arrival;
+mod batch;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod control;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+pub mod netdev;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod open;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod owner;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod selftest;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod sys;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+pub mod udp;
+
+pub use batch::{RxBatch, TxBatch};
+
+/// Where packets leave the process.
+///
+/// One call moves a batch, so the dynamic dispatch costs nothing that could be measured.
+pub trait Port: Send + Debug {
+    /// What the port can do. Cheap: ask before each pass rather than once, because a kernel that turns out
+    /// not to segment lowers [`PortCaps::gso_segments_v4`] or [`PortCaps::gso_segments_v6`] to 1.
+    fn caps(&self) -> PortCaps;
+
+    /// Replaces the content of `rx` with datagrams that have arrived; leaves it empty when there are none.
+    ///
+    /// One call reads about as much as one system call brings. More may be waiting: call until empty.
+    ///
+    /// # Errors
+    /// When the port can receive no more. Nothing there, an interrupted call or a passing condition of the
+    /// network are not errors.
+    fn recv(&mut self, rx: &mut RxBatch) -> io::Result<()>;
+
+    /// Sends from the front of `tx` and consumes what it sent; what the network does not take at this moment
+    /// stays in `tx`.
+    ///
+    /// An entry that can never be sent (too long, no route, forbidden by a firewall) is dropped, counted in
+    /// [`PortStats::send_errors`] and remembered as [`Port::last_error`]. That is packet loss like any
+    /// other: the protocol repairs it, or the queue pair runs out of retries.
+    ///
+    /// # Errors
+    /// When the port can send no more.
+    fn send(&mut self, tx: &mut TxBatch) -> io::Result<()>;
+
+    /// Becomes readable when [`Port::recv`] has something. `None`: in memory, never slept on.
+    #[cfg(unix)]
+    fn readiness(&self) -> Option<BorrowedFd<'_>>;
+
+    /// Becomes writable when a [`Port::send`] that left entries in its batch is worth another try. `None`
+    /// when the last one left nothing.
+    #[cfg(unix)]
+    fn blocked_on(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// Our addresses, in the order of the device's GID table.
+    fn addresses(&self) -> &[PortAddress];
+
+    /// What has been counted since the port was opened.
+    fn stats(&self) -> PortStats;
+
+    /// The last entry that could not be sent, and why.
+    fn last_error(&self) -> Option<SendError> {
+        None
+    }
+
+    /// Reads again what may change while the port is open: the MTU of its interfaces.
+    fn refresh(&mut self) {}
+}
+
+/// An address of a port, and the interface that has it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortAddress {
+    /// The address.
+    pub ip: IpAddr,
+    /// Scope of a link-local IPv6 address (the interface index); else 0.
+    pub scope_id: u32,
+    /// Name of the interface, such as `eth0`; empty where there is none.
+    pub interface: String,
+    /// Index of the interface; 0 where there is none.
+    pub if_index: u32,
+}
+
+impl fmt::Display for PortAddress {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}", self.ip)?;
+        if self.scope_id != 0 {
+            write!(f, "%{}", self.interface)?;
+        }
+        Ok(())
+    }
+}
+
+/// Counters of a port. All count from its opening and never go back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct PortStats {
+    /// Datagrams sent, each segment counted.
+    pub sent_datagrams: u64,
+    /// Bytes sent, without IP and UDP headers.
+    pub sent_bytes: u64,
+    /// System calls made to send, failed ones included.
+    pub send_calls: u64,
+    /// Datagrams that were dropped because they could not be sent. See [`Port::last_error`].
+    pub send_errors: u64,
+    /// Times that the network took no more for the moment, and entries stayed in the batch.
+    pub send_busy: u64,
+    /// Datagrams handed to the engine, each segment counted.
+    pub received_datagrams: u64,
+    /// Bytes handed to the engine, without IP and UDP headers.
+    pub received_bytes: u64,
+    /// System calls made to receive, those that brought nothing included.
+    pub receive_calls: u64,
+    /// Passing errors of the receiving side, such as an interface that is down.
+    pub receive_errors: u64,
+    /// Datagrams that the kernel dropped at the socket: nearly always because the receive buffer was full,
+    /// rarely because of a wrong UDP checksum. A merged buffer counts as one.
+    pub overruns: u64,
+    /// Datagrams dropped because they came in through an interface that is not the device's.
+    pub wrong_interface: u64,
+    /// Datagrams dropped because they were longer than a receive buffer.
+    pub truncated: u64,
+    /// Datagrams dropped because the kernel did not say where they were sent to.
+    pub malformed: u64,
+    /// Times that segmented sending was switched off because the kernel refused it.
+    pub gso_refused: u64,
+}
+
+/// An entry that could not be sent.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct SendError {
+    /// Where it was to go.
+    pub dst: IpAddr,
+    /// Its bytes, all segments together.
+    pub len: usize,
+    /// What the kernel said, or would have said.
+    pub errno: i32,
+}
+
+impl fmt::Display for SendError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let why = io::Error::from_raw_os_error(self.errno);
+        write!(f, "{} bytes to {} not sent: {why}", self.len, self.dst)
+    }
+}
+
+impl std::error::Error for SendError {}

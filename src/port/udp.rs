@@ -1,0 +1,704 @@
+//! The UDP port: RoCEv2 over ordinary sockets, without privilege.
+//!
+//! One socket per address, bound to UDP port 4791 and never connected, with `IP_PMTUDISC_PROBE`: that is
+//! the one combination in which Linux writes a known identification (0, or the index of the segment) and
+//! "don't fragment", both of which the ICRC covers. A [self-test](Numbering) checks it at opening.
+//!
+//! Batches are what makes it fast. Several packets of one size to one destination leave in one send
+//! (`UDP_SEGMENT`) and come in as one buffer (`UDP_GRO`), which is worth more than anything else; what
+//! cannot be merged goes through `sendmmsg` and `recvmmsg`. Traffic class, hop limit and segment size
+//! travel as control data of each send, so one socket serves all destinations. See `udp(7)`, `ip(7)`,
+//! `ipv6(7)`.
+//!
+//! *Owns.* The sockets, their options and counters.
+//!
+//! *Rules.* Segmented sends over IPv4 are offered only where the kernel's own code makes the segments
+//! (loopback, veth, TUN): network hardware may number them otherwise. Packets that arrive through another
+//! interface than that of the address are dropped and counted; loopback itself is no boundary of trust,
+//! every local user can send there. The flow label is left to the kernel (the ICRC leaves it out).
+
+use std::fmt;
+use std::io;
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::os::fd::{AsFd, BorrowedFd};
+
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+
+use super::arrival::{Dropped, describe};
+use super::control::{Control, Name};
+use super::netdev::{self, NetDev};
+use super::open::{bind, new_socket};
+use super::sys::{self, Outgoing, ReceiveArena, SendArena};
+use super::{Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, selftest};
+use crate::net::{Ident, Path, PortCaps, SrcPort, Transmit};
+
+pub use super::open::{GsoPolicy, OpenError, UdpConfig};
+pub use super::owner::Owner;
+pub use super::selftest::Numbering;
+
+/// Most datagrams of one `recvmmsg` call.
+const RECEIVE_CALL: usize = 32;
+/// Bytes in one receive call above which a larger call would save nothing.
+const ENOUGH_BYTES: usize = RxBatch::WHOLE;
+/// Most bytes of a send, all segments together: what an IPv4 datagram can carry. (IPv6 has 20 more.)
+const MAX_TRANSMIT: usize = 65_507;
+
+/// A socket of the port, and what is known of it.
+#[derive(Debug)]
+struct Endpoint {
+    socket: UdpSocket,
+    address: PortAddress,
+    class: Habit,
+    hops: Habit,
+    /// Buffers to offer in the next receive call.
+    wanted: usize,
+}
+
+/// A field that the socket fills in by itself, and when to change that.
+///
+/// Control data is copied and allocated for by the kernel with each send, which a small message notices
+/// (2 % of a round trip for each field), and most programs use one traffic class and one hop limit. So what
+/// a number of sends in a row ask for becomes the socket's own value, and needs no control data after that.
+#[derive(Clone, Copy, Debug)]
+struct Habit {
+    level: i32,
+    option: i32,
+    /// What the socket filled in when it was new.
+    initial: u8,
+    /// What it fills in.
+    value: u8,
+    /// What the last sends asked for, and how many they were.
+    wanted: u8,
+    streak: u8,
+}
+
+impl Habit {
+    const STREAK: u8 = 64;
+
+    fn new(level: i32, option: i32, value: u8) -> Self {
+        Self { level, option, initial: value, value, wanted: value, streak: 0 }
+    }
+
+    /// Takes note of a send that asks for `wanted`.
+    fn see(&mut self, socket: BorrowedFd<'_>, wanted: u8) {
+        if wanted != self.wanted {
+            (self.wanted, self.streak) = (wanted, 0);
+        }
+        self.streak = self.streak.saturating_add(1);
+        if self.streak == Self::STREAK
+            && wanted != self.value
+            && sys::set_option(socket, self.level, self.option, i32::from(wanted)).is_ok()
+        {
+            self.value = wanted;
+        }
+    }
+}
+
+/// RoCEv2 over UDP sockets. See the [module](self).
+///
+/// ```no_run
+/// use softroce::port::{Port, RxBatch, udp::{UdpConfig, UdpPort}};
+///
+/// let mut port = UdpPort::open(UdpConfig::for_interface("eth0")?)?;
+/// let mut rx = RxBatch::new(4, RxBatch::WHOLE);
+/// port.recv(&mut rx)?;
+/// for (meta, datagram) in rx.iter() {
+///     println!("{} bytes from {}", datagram.len(), meta.path.src);
+/// }
+/// # Ok::<(), std::io::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct UdpPort {
+    endpoints: Vec<Endpoint>,
+    addresses: Vec<PortAddress>,
+    /// Watches the sockets where there are several.
+    epoll: Option<Epoll>,
+    port: u16,
+    caps: PortCaps,
+    numbering: Numbering,
+    send: SendArena,
+    receive: ReceiveArena,
+    stats: PortStats,
+    last_error: Option<SendError>,
+    /// The socket that took no more in the last send.
+    blocked: Option<usize>,
+}
+
+impl UdpPort {
+    /// Opens a socket for each address, and runs the self-test if one of them is IPv4.
+    ///
+    /// # Errors
+    /// [`OpenError`]; its text names the likely cause and what to do about it.
+    pub fn open(config: UdpConfig) -> Result<Self, OpenError> {
+        let mut sockets = Vec::new();
+        let mut unavailable = None;
+        for address in &config.addresses {
+            let socket = new_socket(address.ip.is_ipv4(), &config)?;
+            match bind(&socket, address, config.port) {
+                Ok(()) => sockets.push((socket, address.clone())),
+                Err(e @ OpenError::NotAvailable { .. }) if config.skip_unavailable => {
+                    unavailable = Some(e);
+                }
+                Err(e) => return Err(e),
+            }
+        }
+        if sockets.is_empty() {
+            let none = OpenError::io("opening a UDP port without any address");
+            return Err(unavailable.unwrap_or_else(|| none(io::ErrorKind::InvalidInput.into())));
+        }
+        Self::with_sockets(sockets, &config)
+    }
+
+    /// Opens the first of 127.0.0.2, 127.0.0.3, ... whose port is free: a device of its own for each
+    /// process. `config.addresses` is not looked at.
+    ///
+    /// # Errors
+    /// [`OpenError::InUse`] if something holds the port at all addresses, or at the first thousand.
+    pub fn open_loopback(config: UdpConfig) -> Result<Self, OpenError> {
+        let first = IpAddr::from([127, 0, 0, 2]);
+        let found = netdev::address(first, 0).map_err(OpenError::io("listing interfaces"))?;
+        let template = found.ok_or(OpenError::NotAvailable { ip: first })?;
+        let socket = new_socket(true, &config)?;
+        let mut taken = None;
+        let candidates = (0x7f00_0002..0x7f00_03ff).map(Ipv4Addr::from);
+        for ip in candidates.filter(|ip| !matches!(ip.octets()[3], 0 | 255)) {
+            let address = PortAddress { ip: ip.into(), ..template.clone() };
+            match bind(&socket, &address, config.port) {
+                Ok(()) => return Self::with_sockets(vec![(socket, address)], &config),
+                Err(e @ OpenError::InUse { owner: Owner { wildcard: true, .. }, .. }) => {
+                    return Err(e);
+                }
+                Err(e @ OpenError::InUse { .. }) => taken = taken.or(Some(e)),
+                Err(e) => return Err(e),
+            }
+        }
+        Err(taken.unwrap_or(OpenError::NotAvailable { ip: first }))
+    }
+
+    /// What the self-test found out about the kernel's IPv4 identifications.
+    pub fn numbering(&self) -> Numbering {
+        self.numbering
+    }
+
+    /// The port around sockets that are bound.
+    fn with_sockets(
+        sockets: Vec<(UdpSocket, PortAddress)>,
+        config: &UdpConfig,
+    ) -> Result<Self, OpenError> {
+        let devices = netdev::interfaces().map_err(OpenError::io("listing interfaces"))?;
+        let mut send = SendArena::new(TxBatch::ENTRIES);
+        let mut endpoints = Vec::new();
+        let mut rx_buffer = usize::MAX;
+        let mut numbering = Numbering::Irrelevant;
+        let (mut segments_v4, mut segments_v6) = (None, None);
+        for (socket, address) in sockets {
+            let v4 = address.ip.is_ipv4();
+            let granted = socket2::SockRef::from(&socket).recv_buffer_size();
+            rx_buffer = rx_buffer.min(granted.map_err(OpenError::io("reading SO_RCVBUF"))?);
+            let segments = if v4 { &mut segments_v4 } else { &mut segments_v6 };
+            // It is the kernel that is being tested, so once for each family will do.
+            if segments.is_none() {
+                let outcome = selftest::run(socket.as_fd(), &mut send, &address)
+                    .unwrap_or(selftest::Outcome::NOT_MADE);
+                if v4 {
+                    numbering = outcome.numbering;
+                }
+                *segments = Some(outcome.segments);
+            }
+            if v4 && config.gso != GsoPolicy::On {
+                let dev = devices.iter().find(|d| d.index == address.if_index);
+                let known = numbering == Numbering::AsExpected;
+                if !known || !dev.is_some_and(|d| d.kind.segments_in_software()) {
+                    segments_v4 = Some(1);
+                }
+            }
+            let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
+            endpoints.push(Endpoint { socket, address, class, hops, wanted: 1 });
+        }
+        let segments = |found: Option<usize>| match config.gso {
+            GsoPolicy::Off => 1,
+            GsoPolicy::Auto | GsoPolicy::On => found.unwrap_or(1),
+        };
+        let caps = PortCaps {
+            src_port: SrcPort::Fixed(config.port),
+            ident: Ident::ZeroThenIndex,
+            gso_segments_v4: segments(segments_v4),
+            gso_segments_v6: segments(segments_v6),
+            max_transmit: MAX_TRANSMIT,
+            mtu: smallest_mtu(&devices, &endpoints).unwrap_or(0),
+            rx_buffer: Some(rx_buffer),
+        };
+        let epoll = match &endpoints[..] {
+            [_] => None,
+            several => Some(watch(several).map_err(OpenError::io("creating an epoll descriptor"))?),
+        };
+        Ok(Self {
+            addresses: endpoints.iter().map(|e| e.address.clone()).collect(),
+            endpoints,
+            epoll,
+            port: config.port,
+            caps,
+            numbering,
+            send,
+            receive: ReceiveArena::new(RECEIVE_CALL),
+            stats: PortStats::default(),
+            last_error: None,
+            blocked: None,
+        })
+    }
+
+    /// One receive call at endpoint `at`.
+    fn receive_from(&mut self, at: usize, rx: &mut RxBatch) -> io::Result<()> {
+        let endpoint = &mut self.endpoints[at];
+        let wanted = endpoint.wanted.min(RECEIVE_CALL).min(rx.spare_buffers());
+        if wanted == 0 {
+            return Ok(());
+        }
+        self.stats.receive_calls += 1;
+        let got = match self.receive.receive(endpoint.socket.as_fd(), rx.spares().take(wanted)) {
+            Ok(n) => n,
+            Err(e) => {
+                endpoint.wanted = 1;
+                match e.raw_os_error() {
+                    Some(libc::EAGAIN | libc::EINTR) => return Ok(()),
+                    // What the network or a lack of memory may cause for a while.
+                    Some(
+                        libc::ENETDOWN
+                        | libc::ENETUNREACH
+                        | libc::EHOSTUNREACH
+                        | libc::EHOSTDOWN
+                        | libc::ECONNREFUSED
+                        | libc::EPROTO
+                        | libc::ENOPROTOOPT
+                        | libc::EMSGSIZE
+                        | libc::ENOMEM
+                        | libc::ENOBUFS,
+                    ) => {
+                        self.stats.receive_errors += 1;
+                        return Ok(());
+                    }
+                    _ => return Err(e),
+                }
+            }
+        };
+        let mut bytes = 0;
+        for i in 0..got {
+            let incoming = self.receive.incoming(i);
+            bytes += incoming.len;
+            match describe(&incoming, endpoint.address.if_index) {
+                Ok((meta, segment_size)) => {
+                    let size = segment_size.map_or(incoming.len, usize::from).max(1);
+                    self.stats.received_datagrams += incoming.len.div_ceil(size).max(1) as u64;
+                    self.stats.received_bytes += incoming.len as u64;
+                    rx.commit(meta, incoming.len, segment_size);
+                }
+                Err(dropped) => {
+                    *match dropped {
+                        Dropped::Truncated => &mut self.stats.truncated,
+                        Dropped::WrongInterface => &mut self.stats.wrong_interface,
+                        Dropped::Malformed => &mut self.stats.malformed,
+                    } += 1;
+                    rx.skip();
+                }
+            }
+        }
+        // Offer more buffers only while a call fills all that it is offered with small datagrams. A single
+        // answer is then fetched without looking for a second one, and merged buffers stay in the cache.
+        endpoint.wanted = match got {
+            n if n < wanted || bytes >= ENOUGH_BYTES => n.max(1),
+            _ => (2 * wanted).min(RECEIVE_CALL),
+        };
+        Ok(())
+    }
+
+    /// The endpoint that sends from this address.
+    fn endpoint_of(&self, path: &Path) -> Option<usize> {
+        let same = |a: &PortAddress| {
+            a.ip == path.src
+                && (a.scope_id == 0 || path.scope_id == 0 || a.scope_id == path.scope_id)
+        };
+        self.endpoints.iter().position(|e| same(&e.address))
+    }
+
+    /// Most segments of a send to this address.
+    fn segments_to(&self, dst: &IpAddr) -> usize {
+        if dst.is_ipv4() { self.caps.gso_segments_v4 } else { self.caps.gso_segments_v6 }
+    }
+
+    fn segments_to_mut(&mut self, dst: &IpAddr) -> &mut usize {
+        if dst.is_ipv4() { &mut self.caps.gso_segments_v4 } else { &mut self.caps.gso_segments_v6 }
+    }
+
+    /// Whether `errno` means that a datagram of this send is longer than the interface allows, whose MTU may
+    /// have changed.
+    fn is_too_long(&mut self, t: &Transmit, errno: i32) -> bool {
+        self.refresh();
+        let datagram = t.segment_size.map_or(t.len, |size| t.len.min(usize::from(size)));
+        let limit = self.caps.mtu.min(u32::from(u16::MAX)) as usize;
+        errno == libc::EMSGSIZE || t.len > MAX_TRANSMIT || datagram + t.path.header_len() > limit
+    }
+
+    /// Drops the first entry of `tx`.
+    fn drop_first(&mut self, tx: &mut TxBatch, errno: i32) {
+        if let Some(t) = tx.first() {
+            self.stats.send_errors += t.segments() as u64;
+            self.last_error = Some(SendError { dst: t.path.dst, len: t.len, errno });
+        }
+        tx.consume(1);
+    }
+
+    /// Sends `first`, the first entry of `tx`, and those behind it that go through the same socket and need
+    /// no more care, in one call.
+    fn send_run(&mut self, at: usize, first: &Transmit, tx: &mut TxBatch) -> io::Result<()> {
+        let (src, scope_id) = (first.path.src, first.path.scope_id);
+        let limit = self.segments_to(&first.path.dst);
+        let endpoint = &mut self.endpoints[at];
+        endpoint.class.see(endpoint.socket.as_fd(), first.path.traffic_class);
+        let hop_limit = endpoint.hop_limit(&first.path);
+        endpoint.hops.see(endpoint.socket.as_fd(), hop_limit);
+        let run = tx.entries().take_while(|(t, _)| {
+            let same_socket = t.path.src == src && t.path.scope_id == scope_id;
+            same_socket && t.path.dst.is_ipv4() == src.is_ipv4() && t.segments() <= limit
+        });
+        let run = run.map(|(t, payload)| endpoint.outgoing(t, payload, self.port));
+        self.stats.send_calls += 1;
+        let n = self.send.send(endpoint.socket.as_fd(), run)?;
+        for (t, _) in tx.entries().take(n) {
+            self.stats.sent_datagrams += t.segments() as u64;
+            self.stats.sent_bytes += t.len as u64;
+        }
+        tx.consume(n);
+        Ok(())
+    }
+
+    /// Sends segments of `first`, the first entry of `tx`, which has more than the kernel makes, as single
+    /// datagrams.
+    ///
+    /// Over IPv4 that cannot be: segment `k` was sealed for identification `k`, and a single send carries 0,
+    /// so every peer that checks the ICRC exactly would drop all but the first. Such an entry is dropped,
+    /// and the requester, which learns of the lower limit before its next packet, repeats what is missing
+    /// in single sends.
+    fn send_singly(&mut self, at: usize, first: &Transmit, tx: &mut TxBatch) -> io::Result<()> {
+        let size = first.segment_size.map_or(first.len, usize::from);
+        if first.path.dst.is_ipv4() || size == 0 {
+            self.drop_first(tx, libc::EIO);
+            return Ok(());
+        }
+        let endpoint = &self.endpoints[at];
+        let single = Transmit { segment_size: None, ..*first };
+        let segments = tx.entries().take(1).flat_map(|(_, bytes)| bytes.chunks(size));
+        let segments = segments.map(|payload| endpoint.outgoing(&single, payload, self.port));
+        self.stats.send_calls += 1;
+        let n = self.send.send(endpoint.socket.as_fd(), segments)?;
+        let bytes = (n * size).min(first.len);
+        self.stats.sent_datagrams += n as u64;
+        self.stats.sent_bytes += bytes as u64;
+        tx.consume_segments(bytes);
+        Ok(())
+    }
+}
+
+impl Port for UdpPort {
+    fn caps(&self) -> PortCaps {
+        self.caps
+    }
+
+    fn recv(&mut self, rx: &mut RxBatch) -> io::Result<()> {
+        rx.clear();
+        let Some(epoll) = &self.epoll else { return self.receive_from(0, rx) };
+        let mut events = [EpollEvent::empty(); 16];
+        self.stats.receive_calls += 1;
+        let ready = match epoll.wait(&mut events, EpollTimeout::ZERO) {
+            Ok(n) => n,
+            Err(nix::errno::Errno::EINTR) => 0,
+            Err(e) => return Err(e.into()),
+        };
+        for event in &events[..ready] {
+            if rx.spare_buffers() == 0 {
+                break;
+            }
+            // The kernel keeps the order in which sockets became ready and puts those that still are at
+            // the end, so a busy one does not starve the others.
+            if let Ok(at) = usize::try_from(event.data()) {
+                self.receive_from(at, rx)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&mut self, tx: &mut TxBatch) -> io::Result<()> {
+        self.blocked = None;
+        while let Some(first) = tx.first() {
+            let Some(at) = self.endpoint_of(&first.path) else {
+                self.drop_first(tx, libc::EADDRNOTAVAIL);
+                continue;
+            };
+            if first.path.src.is_ipv4() != first.path.dst.is_ipv4() {
+                self.drop_first(tx, libc::EAFNOSUPPORT);
+                continue;
+            }
+            let sent = if first.segments() > self.segments_to(&first.path.dst) {
+                self.send_singly(at, &first, tx)
+            } else {
+                self.send_run(at, &first, tx)
+            };
+            let Err(e) = sent else { continue };
+            match e.raw_os_error() {
+                Some(libc::EINTR) => {}
+                Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {
+                    self.stats.send_busy += 1;
+                    self.blocked = Some(at);
+                    return Ok(());
+                }
+                Some(libc::EBADF | libc::ENOTSOCK | libc::EFAULT) => return Err(e),
+                // Kernels differ in what they say to segments beyond the MTU.
+                Some(errno @ (libc::EMSGSIZE | libc::EINVAL))
+                    if self.is_too_long(&first, errno) =>
+                {
+                    self.drop_first(tx, libc::EMSGSIZE);
+                }
+                // The route cannot be segmented for: a device without checksum offload, IPsec, or a kernel
+                // that allows fewer segments than it did in the self-test. The next round does without.
+                Some(libc::EIO | libc::EINVAL) if first.segments() > 1 => {
+                    self.stats.gso_refused += 1;
+                    *self.segments_to_mut(&first.path.dst) = 1;
+                }
+                errno => self.drop_first(tx, errno.unwrap_or(libc::EIO)),
+            }
+        }
+        Ok(())
+    }
+
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        match &self.epoll {
+            Some(epoll) => Some(epoll.0.as_fd()),
+            None => Some(self.endpoints[0].socket.as_fd()),
+        }
+    }
+
+    fn blocked_on(&self) -> Option<BorrowedFd<'_>> {
+        self.blocked.map(|at| self.endpoints[at].socket.as_fd())
+    }
+
+    fn addresses(&self) -> &[PortAddress] {
+        &self.addresses
+    }
+
+    fn stats(&self) -> PortStats {
+        let overruns = self.endpoints.iter().map(|e| sys::drops(e.socket.as_fd()).unwrap_or(0));
+        PortStats { overruns: overruns.map(u64::from).sum(), ..self.stats }
+    }
+
+    fn last_error(&self) -> Option<SendError> {
+        self.last_error
+    }
+
+    fn refresh(&mut self) {
+        let mtus = self
+            .endpoints
+            .iter()
+            .filter_map(|e| sys::interface_mtu(e.socket.as_fd(), &e.address.interface).ok());
+        if let Some(mtu) = mtus.min() {
+            self.caps.mtu = mtu;
+        }
+    }
+}
+
+impl Endpoint {
+    /// The hop limit to send with: 0 means "not said", as in an address handle that was left zero.
+    fn hop_limit(&self, path: &Path) -> u8 {
+        if path.hop_limit == 0 { self.hops.initial } else { path.hop_limit }
+    }
+
+    /// A datagram (or several in segments) as the system call wants it. Control data only for what the
+    /// socket would not do by itself: it is copied, and allocated for, by the kernel.
+    fn outgoing<'a>(&self, t: &Transmit, payload: &'a [u8], port: u16) -> Outgoing<'a> {
+        let path = &t.path;
+        let mut control = Control::EMPTY;
+        if let Some(size) = t.segment_size.filter(|_| t.segments() > 1) {
+            control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
+        }
+        let (level, class, hops) = if path.dst.is_ipv4() {
+            (libc::IPPROTO_IP, libc::IP_TOS, libc::IP_TTL)
+        } else {
+            (libc::IPPROTO_IPV6, libc::IPV6_TCLASS, libc::IPV6_HOPLIMIT)
+        };
+        if path.traffic_class != self.class.value {
+            control.push(level, class, &i32::from(path.traffic_class).to_ne_bytes());
+        }
+        let hop_limit = self.hop_limit(path);
+        if hop_limit != self.hops.value {
+            control.push(level, hops, &i32::from(hop_limit).to_ne_bytes());
+        }
+        Outgoing { to: Name::new(path.dst, port, path.scope_id), control, payload }
+    }
+}
+
+/// Traffic class and hop limit that a new socket fills in.
+fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)> {
+    let socket = socket2::SockRef::from(socket);
+    let hops = if v4 { socket.ttl_v4()? } else { socket.unicast_hops_v6()? };
+    let hops = u8::try_from(hops).unwrap_or(u8::MAX);
+    Ok(if v4 {
+        let level = libc::IPPROTO_IP;
+        (Habit::new(level, libc::IP_TOS, 0), Habit::new(level, libc::IP_TTL, hops))
+    } else {
+        let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS);
+        (Habit::new(level, libc::IPV6_TCLASS, 0), Habit::new(level, option, hops))
+    })
+}
+
+fn watch(endpoints: &[Endpoint]) -> io::Result<Epoll> {
+    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
+    for (i, e) in endpoints.iter().enumerate() {
+        epoll.add(&e.socket, EpollEvent::new(EpollFlags::EPOLLIN, i as u64))?;
+    }
+    Ok(epoll)
+}
+
+fn smallest_mtu(devices: &[NetDev], endpoints: &[Endpoint]) -> Option<u32> {
+    let of = |e: &Endpoint| devices.iter().find(|d| d.index == e.address.if_index).map(|d| d.mtu);
+    endpoints.iter().filter_map(of).min()
+}
+
+impl fmt::Display for UdpPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("udp:")?;
+        for (i, address) in self.addresses.iter().enumerate() {
+            write!(f, "{}{address}", if i > 0 { "," } else { "" })?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::net::RxMeta;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    /// A port that can talk to itself at `ip`, at any free UDP port, so that it is in nobody's way. `None`
+    /// where the address does not exist.
+    fn open(ip: &str) -> Option<UdpPort> {
+        let ip: IpAddr = ip.parse().unwrap();
+        let address = netdev::address(ip, 0).unwrap()?;
+        for _ in 0..100 {
+            let any = UdpSocket::bind((ip, 0)).unwrap().local_addr().unwrap().port();
+            match UdpPort::open(UdpConfig { port: any, ..UdpConfig::new(vec![address.clone()]) }) {
+                Ok(port) => return Some(port),
+                Err(OpenError::InUse { .. }) => {}
+                Err(e) => panic!("{e}"),
+            }
+        }
+        panic!("no free port in 100 attempts");
+    }
+
+    fn to_itself(port: &UdpPort) -> Path {
+        let ip = port.addresses[0].ip;
+        Path {
+            src: ip,
+            dst: ip,
+            src_port: port.port,
+            traffic_class: 2,
+            hop_limit: 64,
+            flow_label: 0,
+            scope_id: 0,
+        }
+    }
+
+    fn send(port: &mut UdpPort, payload: &[u8], segment_size: Option<u16>) {
+        let mut tx = TxBatch::default();
+        tx.spare()[..payload.len()].copy_from_slice(payload);
+        let path = to_itself(port);
+        tx.commit(Transmit { path, ident: 0, len: payload.len(), segment_size }, 0);
+        port.send(&mut tx).unwrap();
+        assert!(tx.is_empty());
+    }
+
+    fn receive(port: &mut UdpPort, bytes: usize) -> Vec<(RxMeta, Vec<u8>)> {
+        let mut rx = RxBatch::new(4, RxBatch::WHOLE);
+        let mut got = Vec::new();
+        while got.iter().map(|(_, b): &(RxMeta, Vec<u8>)| b.len()).sum::<usize>() < bytes {
+            let mut fds = [PollFd::new(port.readiness().unwrap(), PollFlags::POLLIN)];
+            assert_eq!(poll(&mut fds, PollTimeout::from(20_000u16)), Ok(1));
+            port.recv(&mut rx).unwrap();
+            got.extend(rx.iter().map(|(meta, bytes)| (meta, bytes.to_vec())));
+        }
+        got
+    }
+
+    /// Makes the kernel refuse segmented sends, which need checksums: in IPv4 by leaving them out in all
+    /// sends of the socket, in IPv6 likewise.
+    fn forbid_checksums(port: &UdpPort) {
+        let fd = port.endpoints[0].socket.as_fd();
+        if port.addresses[0].ip.is_ipv4() {
+            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
+        } else {
+            sys::set_option(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).unwrap();
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_to_segment_over_ipv4() {
+        let mut port = open("127.0.0.1").unwrap();
+        forbid_checksums(&port);
+        assert!(port.caps().gso_segments_v4 > 1);
+        send(&mut port, &[1; 300], Some(100));
+        assert_eq!(port.caps().gso_segments_v4, 1, "the engine is told");
+        let s = port.stats();
+        assert_eq!((s.gso_refused, s.send_errors, s.sent_datagrams), (1, 3, 0));
+        assert_eq!(port.last_error().map(|e| e.errno), Some(libc::EIO));
+        // Nothing of it was sent: the identifications would be wrong.
+        send(&mut port, &[2; 100], None);
+        let got = receive(&mut port, 100);
+        assert_eq!(got[0].1, [2; 100]);
+        // What had been staged before the engine knew is dropped without asking the kernel.
+        send(&mut port, &[3; 300], Some(100));
+        assert_eq!((port.stats().gso_refused, port.stats().send_errors), (1, 6));
+    }
+
+    #[test]
+    fn a_kernel_that_refuses_to_segment_over_ipv6() {
+        let Some(mut port) = open("::1") else { return println!("skipped: no ::1 here") };
+        forbid_checksums(&port);
+        assert!(port.caps().gso_segments_v6 > 1);
+        let payload: Vec<u8> = (0..250).collect();
+        send(&mut port, &payload, Some(100));
+        assert_eq!(port.caps().gso_segments_v6, 1);
+        let s = port.stats();
+        assert_eq!((s.gso_refused, s.send_errors, s.sent_datagrams), (1, 0, 3));
+        // They arrive one by one, and without a checksum, as many RoCEv2 senders send them.
+        let got = receive(&mut port, 250);
+        assert_eq!(got.iter().map(|(_, b)| b.len()).collect::<Vec<_>>(), [100, 100, 50]);
+        assert!(got.iter().all(|(meta, _)| meta.path == to_itself(&port) && meta.gro_index == 0));
+        assert_eq!(got.concat_bytes(), payload);
+        send(&mut port, &payload, Some(100));
+        assert_eq!(port.stats().gso_refused, 1);
+        assert_eq!(receive(&mut port, 250).concat_bytes(), payload);
+    }
+
+    trait ConcatBytes {
+        fn concat_bytes(&self) -> Vec<u8>;
+    }
+
+    impl ConcatBytes for Vec<(RxMeta, Vec<u8>)> {
+        fn concat_bytes(&self) -> Vec<u8> {
+            self.iter().flat_map(|(_, b)| b.clone()).collect()
+        }
+    }
+
+    #[test]
+    fn frequent_values_need_no_control_data() {
+        let mut port = open("127.0.0.1").unwrap();
+        let control = |port: &UdpPort| {
+            let t = Transmit { path: to_itself(port), ident: 0, len: 1, segment_size: None };
+            port.endpoints[0].outgoing(&t, &[0], port.port).control.as_bytes().len()
+        };
+        assert_eq!(control(&port), super::super::control::space(4));
+        for _ in 0..u32::from(Habit::STREAK) {
+            send(&mut port, &[1], None);
+        }
+        assert_eq!(control(&port), 0);
+        assert!(receive(&mut port, 64).iter().all(|(meta, _)| meta.path.traffic_class == 2));
+    }
+}
