@@ -56,9 +56,8 @@ pub fn guid(addresses: &[PortAddress]) -> u64 {
         }
         Some(IpAddr::V6(v6)) => {
             // The interface identifier, if the address has one; else whatever tells it apart.
-            let bits = u128::from(v6);
-            let low = (bits & u128::from(u64::MAX)) as u64;
-            let high = (bits >> 64) as u64;
+            let [high, low] = *v6.octets().as_chunks::<8>().0 else { return 0x02 << 56 | 1 };
+            let (high, low) = (u64::from_be_bytes(high), u64::from_be_bytes(low));
             (low ^ high.rotate_left(17)) & !(0xff << 56) | 0x02 << 56
         }
         None => 0x02 << 56 | 1,

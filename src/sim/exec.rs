@@ -32,8 +32,11 @@ struct Queue {
 /// Runs tasks of a simulation.
 pub(super) struct Executor {
     queue: Arc<Mutex<Queue>>,
-    tasks: Mutex<BTreeMap<u64, (Option<Task>, Arc<Ticket>)>>,
+    tasks: Mutex<BTreeMap<u64, Entry>>,
 }
+
+/// A task, and what wakes it. The task is taken out while it runs.
+type Entry = (Option<Task>, Arc<Ticket>);
 
 /// What wakes a task: puts it into the queue, once.
 struct Ticket {

@@ -44,10 +44,6 @@ impl CompletionQueue {
         &self.0.ctx
     }
 
-    pub(crate) fn entry(&self) -> &Arc<CqNotify> {
-        &self.0.entry
-    }
-
     /// Its number, as [`Event::CqErr`](super::Event::CqErr) names it.
     pub fn number(&self) -> u32 {
         self.0.entry.cq

@@ -269,8 +269,10 @@ impl MemoryRegion {
     #[track_caller]
     pub unsafe fn as_slice(&self, range: Range<usize>) -> &[u8] {
         let range = self.resolve(range);
+        // SAFETY: in range.
+        let start = unsafe { self.as_ptr().add(range.start) };
         // SAFETY: in range, alive as long as `self`, and the caller keeps writers away.
-        unsafe { std::slice::from_raw_parts(self.as_ptr().add(range.start), range.len()) }
+        unsafe { std::slice::from_raw_parts(start, range.len()) }
     }
 
     /// The bytes, without a copy, to be changed.
@@ -287,8 +289,10 @@ impl MemoryRegion {
     #[track_caller]
     pub unsafe fn as_mut_slice(&self, range: Range<usize>) -> &mut [u8] {
         let range = self.resolve(range);
+        // SAFETY: in range.
+        let start = unsafe { self.as_ptr().add(range.start) };
         // SAFETY: in range, alive as long as `self`, and the caller keeps everybody else away.
-        unsafe { std::slice::from_raw_parts_mut(self.as_ptr().add(range.start), range.len()) }
+        unsafe { std::slice::from_raw_parts_mut(start, range.len()) }
     }
 
     /// Deregisters it and says whether that went well; dropping does the same and keeps quiet. When this

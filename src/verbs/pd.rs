@@ -196,11 +196,6 @@ impl ProtectionDomain {
             .of("ibv_alloc_mw")?;
         Ok(MemoryWindow::new(self.clone(), rkey, kind))
     }
-
-    /// Whether both are the same domain.
-    pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0, &other.0)
-    }
 }
 
 const NO_UD: Cause = Cause::Unsupported {
