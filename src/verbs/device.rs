@@ -111,17 +111,17 @@ mod soft {
     use super::{Backend, Cause, Context, Device, Error, Result};
     use crate::capture::Tap;
     use crate::engine::errno::{EBUSY, EIO};
-    use crate::nic::Nic;
     use crate::nic::clock::WallClock;
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
+    use crate::nic::{Nic, OpenNic};
     use crate::port::Port;
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::verbs::error::Named;
 
     /// Devices that are open in this process, by the name that opens them.
-    static OPEN: Mutex<BTreeMap<String, Weak<Nic>>> = Mutex::new(BTreeMap::new());
+    static OPEN: Mutex<BTreeMap<String, Weak<OpenNic>>> = Mutex::new(BTreeMap::new());
 
     pub(super) fn status() -> Result<()> {
         Ok(())
@@ -212,7 +212,7 @@ mod soft {
         let verb = "ibv_open_device";
         let mut table = OPEN.lock();
         if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
-            return Ok(Context::from_nic(device(name, &nic), nic));
+            return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
         let (base, Options { gso, pcap }) = parse(name)?;
         let port = if base == "lo" {
@@ -235,10 +235,10 @@ mod soft {
             Ok("manual") => Mode::Manual,
             _ => Mode::Hybrid,
         };
-        let nic = Nic::real(port, ProgressConfig::from_env(mode)).of(verb)?;
+        let nic = OpenNic::new(Nic::real(port, ProgressConfig::from_env(mode)).of(verb)?);
         table.retain(|_, weak| weak.strong_count() > 0);
         table.insert(name.to_owned(), Arc::downgrade(&nic));
-        Ok(Context::from_nic(device(name, &nic), nic))
+        Ok(Context::from_nic(device(name, nic.nic()), nic))
     }
 
     fn device(name: &str, nic: &Nic) -> Device {
