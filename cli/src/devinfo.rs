@@ -4,7 +4,9 @@ use std::io::{self, Write};
 use std::process::ExitCode;
 
 use serde::Serialize;
+use softroce::devices;
 use softroce::prelude::*;
+use softroce::verbs::{AtomicCap, DeviceAttr, GidEntry, GidKind, PortState};
 
 use crate::output::{complain, print};
 

@@ -200,11 +200,7 @@ impl<'a> Requests<'a> {
     fn request(&self, i: usize) -> SendWr<'_> {
         let id = i as u64;
         let there = self.far.target.at(self.layout.slot(i).start as u64);
-        let local = match &self.pieces[i][..] {
-            [] => Local::None,
-            [one] => Local::One(*one),
-            several => Local::Many(several),
-        };
+        let local = &self.pieces[i][..];
         // Of an atomic: all work on the first slot.
         let word = self.far.target.at(self.layout.slot(0).start as u64);
         match self.layout.row.op {
