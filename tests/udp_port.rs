@@ -13,10 +13,10 @@ use std::os::fd::BorrowedFd;
 use std::process::{Child, Command};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use softroce::internals::port::netdev::{self, NetDevKind};
+use softroce::internals::port::udp::{GsoPolicy, Numbering, OpenError, UdpConfig, UdpPort};
+use softroce::internals::port::{Port, PortAddress, RxBatch, TxBatch};
 use softroce::net::{Path, ROCE_PORT, RxMeta, Transmit};
-use softroce::port::netdev::{self, NetDevKind};
-use softroce::port::udp::{GsoPolicy, Numbering, OpenError, UdpConfig, UdpPort};
-use softroce::port::{Port, PortAddress, RxBatch, TxBatch};
 
 /// Ports on two free loopback addresses.
 fn pair() -> (UdpPort, UdpPort) {

@@ -251,7 +251,7 @@ impl Habit {
 /// RoCEv2 over UDP sockets. See the [module](self).
 ///
 /// ```no_run
-/// use softroce::port::{Port, RxBatch, udp::{UdpConfig, UdpPort}};
+/// use softroce::internals::port::{Port, RxBatch, udp::{UdpConfig, UdpPort}};
 ///
 /// let mut port = UdpPort::open(UdpConfig::for_interface("eth0")?)?;
 /// let mut rx = RxBatch::new(4, RxBatch::WHOLE);
