@@ -1,6 +1,6 @@
 //! Every recorded capture: what is in it, that its packets can be rebuilt, and what is noted about them.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
+#![expect(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::collections::BTreeMap;
 use std::fs;
