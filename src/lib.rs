@@ -18,14 +18,27 @@ mod engine;
 mod fabric;
 mod mem;
 pub mod net;
+mod nic;
 mod port;
 mod queue;
 mod seed;
+pub mod sim;
+#[cfg(test)]
+#[path = "../tests/common/skip.rs"]
+mod skip;
 mod sync;
 pub mod time;
+pub mod verbs;
 pub mod wire;
 
 pub use engine::cc;
+pub use verbs::{Backend, backend_status, devices, open};
+
+/// What nearly every program imports.
+pub mod prelude {
+    pub use crate::time::Duration;
+    pub use crate::verbs::*;
+}
 
 /// The layers below the verbs, for fuzzing, benches and ports of one's own.
 ///
@@ -43,6 +56,10 @@ pub mod internals {
     /// Registered memory and its keys.
     pub mod mem {
         pub use crate::mem::*;
+    }
+    /// An engine, a port and a clock, and who drives them.
+    pub mod nic {
+        pub use crate::nic::*;
     }
     /// Where datagrams leave the process.
     pub mod port {

@@ -171,7 +171,7 @@ pub const fn flow_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 
         v ^= v >> 40;
         label = (v & 0xf_ffff) as u32;
     }
-    (0xc000 | ((label & 0x3fff) ^ (label >> 14))) as u16
+    0xc000 | low_14(label ^ (label >> 14))
 }
 
 /// UDP source port of a UD queue pair: a hash of its own number (Linux `rxe_create_qp`).
@@ -180,7 +180,13 @@ pub const fn flow_port(flow_label: u32, local_qpn: u32, remote_qpn: u32) -> u16 
 /// assert_eq!(softroce::net::ud_port(0x11), 0xdf94);
 /// ```
 pub const fn ud_port(qpn: u32) -> u16 {
-    (0xc000 + (qpn.wrapping_mul(0x61c8_8647) >> 18)) as u16
+    0xc000 | low_14(qpn.wrapping_mul(0x61c8_8647) >> 18)
+}
+
+/// The low 14 bits: what a port in the dynamic range has to spend.
+const fn low_14(v: u32) -> u16 {
+    let [_, _, high, low] = v.to_be_bytes();
+    u16::from_be_bytes([high & 0x3f, low])
 }
 
 #[cfg(test)]

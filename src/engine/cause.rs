@@ -3,9 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use super::errno::{
-    EADDRINUSE, EADDRNOTAVAIL, EBUSY, EDEADLK, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP,
-};
+use super::errno::{EBUSY, EDEADLK, EINVAL, EIO, ENODEV, ENOMEM, EOPNOTSUPP};
 use super::qp::attr::{QpState, QpType};
 use crate::mem::{BindError, MemError};
 use crate::wire::num::Mtu;
@@ -266,11 +264,6 @@ impl From<BindError> for Cause {
 }
 
 impl Cause {
-    /// The address is taken, or not ours.
-    pub(crate) fn address(in_use: bool, why: impl Into<Cow<'static, str>>) -> Self {
-        Self::Address { errno: if in_use { EADDRINUSE } else { EADDRNOTAVAIL }, why: why.into() }
-    }
-
     /// An error of the system.
     pub(crate) fn io(e: &std::io::Error, what: &str) -> Self {
         Self::Io { errno: e.raw_os_error().unwrap_or(EIO), why: format!("{what}: {e}").into() }

@@ -195,6 +195,11 @@ impl Engine {
         }
     }
 
+    /// The same, apart: the next timer, and when held ACKs must leave.
+    pub fn next_due(&self) -> (Option<Instant>, Option<Instant>) {
+        (self.timers.next_due(), self.acks_due)
+    }
+
     /// Whether the pass so far has completed a receive; asking resets it.
     pub fn take_received(&mut self) -> bool {
         std::mem::take(&mut self.common.received)

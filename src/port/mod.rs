@@ -18,11 +18,15 @@ use std::os::fd::BorrowedFd;
 
 use crate::net::PortCaps;
 
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod arrival;
 mod batch;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod control;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 pub mod netdev;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod open;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod owner;
 #[cfg(all(feature = "udp", target_os = "linux"))]

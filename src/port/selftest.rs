@@ -29,7 +29,8 @@ pub enum Numbering {
     SinglesOnly,
     /// Not even single sends are right: peers that check the ICRC drop what this port sends over IPv4.
     Wrong,
-    /// The test datagrams did not come back (a firewall?). Single sends are taken to be right.
+    /// The test could not be made (a sandbox?), or its datagrams did not come back (a firewall?). Single
+    /// sends are taken to be right.
     Unknown,
 }
 
@@ -39,6 +40,12 @@ pub(super) struct Outcome {
     pub(super) numbering: Numbering,
     /// Most segments in one send; 1 where the kernel does not segment.
     pub(super) segments: usize,
+}
+
+impl Outcome {
+    /// Where a sandbox allows no such test. Should the kernel make fewer segments it will say so.
+    pub(super) const NOT_MADE: Self =
+        Self { numbering: Numbering::Unknown, segments: SEGMENTS[1] as usize };
 }
 
 /// The most segments of a send that Linux allows (`UDP_MAX_SEGMENTS`), and what it allowed before 6.9.

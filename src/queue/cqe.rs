@@ -33,10 +33,9 @@ pub struct Cqe {
     pub wr_id: u64,
     /// Nanoseconds of the device's clock.
     pub timestamp: u64,
-    /// The queue pair in the registry of the completion queue: the slot of its
-    /// [`QpTag`](super::completion::QpTag),
+    /// Slot of the queue pair's [`QpTag`](super::completion::QpTag) in this completion queue.
     pub qp_slot: u32,
-    /// and the stamp.
+    /// Stamp of that tag.
     pub stamp: u32,
     /// Sends: counter of the request in its queue. Polling frees it and all before it.
     pub wqe_index: u32,

@@ -1,0 +1,237 @@
+//! One pass: what a NIC does each time somebody drives it.
+//!
+//! *Rules.* The order is fixed: receive, timers, doorbells, transmit, tell. The clock is read once. A pass
+//! is bounded (bytes in, datagrams out, timers), so whoever makes it never pays for an unbounded amount of
+//! other queue pairs' work; the report says whether there is more to do. What the network does not take
+//! stays staged, and is dropped if its queue pair goes.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+
+use super::notify::{CqNotify, EventQueue};
+use crate::engine::{Acks, AsyncEvent, Engine, Event, QpHandle};
+use crate::port::{Port, RxBatch, TxBatch};
+use crate::time::{Duration, Instant};
+
+/// Bytes that one pass receives, about.
+const RECEIVE_BYTES: usize = 256 << 10;
+/// A receive that brought fewer bytes has emptied the socket, or nearly.
+const FEW_BYTES: usize = 16 << 10;
+/// Transmissions that one pass sends. A segmented one counts as one.
+const TRANSMITS: usize = 64;
+/// Timers that one pass handles.
+const TIMERS: usize = 256;
+/// Room that must be left in the staging buffer for another transmission: a whole segmented one, so that
+/// none is cut short, or one packet where the kernel does not segment.
+const ROOM_SEGMENTED: usize = 60 << 10;
+const ROOM_SINGLE: usize = 5 << 10;
+/// When to try again after the network took no more.
+const RETRY_SEND: Duration = Duration::from_micros(50);
+/// How much later than asked a held ACK may leave when nobody makes passes: a thread that leaves the port
+/// to a polling application looks again after this time, and is not woken for an ACK.
+const ACK_SLACK: Duration = Duration::from_millis(1);
+
+/// What a pass does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Doorbells and transmit: after posting, before an object goes.
+    Send,
+    /// Everything. Plain ACKs wait if a receive was completed: its owner looks, and may be about to answer.
+    Poll,
+    /// Everything.
+    Serve,
+}
+
+/// What came of a pass.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Passed {
+    /// Something moved.
+    pub(super) progress: bool,
+    /// When the engine wants to be called again.
+    pub(super) next: Instant,
+    /// Wakers lie in [`Core::wakers`].
+    pub(super) wakers: bool,
+}
+
+/// What the lock of a NIC protects.
+#[derive(Debug)]
+pub(super) struct Core {
+    pub(super) engine: Engine,
+    pub(super) port: Box<dyn Port>,
+    rx: RxBatch,
+    tx: TxBatch,
+    /// Doorbells taken from the list that everybody may write.
+    pub(super) bells: Vec<QpHandle>,
+    /// By number of the completion queue.
+    pub(super) cqs: Vec<Option<Arc<CqNotify>>>,
+    /// Whose events are those of a queue pair, by its number.
+    pub(super) owners: BTreeMap<u32, Arc<EventQueue>>,
+    /// Whose events are those of a completion queue.
+    pub(super) cq_owners: BTreeMap<u32, Arc<EventQueue>>,
+    /// Everybody who opened the device: events of the device and its port.
+    pub(super) openers: Vec<Weak<EventQueue>>,
+    pub(super) wakers: Vec<Waker>,
+    broken: bool,
+}
+
+impl Core {
+    pub(super) fn new(engine: Engine, port: Box<dyn Port>, rx: RxBatch) -> Self {
+        Self {
+            engine,
+            port,
+            rx,
+            tx: TxBatch::default(),
+            bells: Vec::new(),
+            cqs: Vec::new(),
+            owners: BTreeMap::new(),
+            cq_owners: BTreeMap::new(),
+            openers: Vec::new(),
+            wakers: Vec::new(),
+            broken: false,
+        }
+    }
+
+    /// One pass at `now`.
+    pub(super) fn pass(&mut self, now: Instant, work: Work) -> Passed {
+        let mut progress = false;
+        if work != Work::Send {
+            progress |= self.receive(now);
+            let due = self.engine.poll_timeout().is_some_and(|t| t <= now);
+            if due {
+                progress |= self.engine.handle_timeout(now, TIMERS);
+            }
+        }
+        for i in 0..self.bells.len() {
+            self.engine.handle_doorbell(now, self.bells[i]);
+        }
+        self.bells.clear();
+        let received = self.engine.take_received();
+        let acks = if work == Work::Poll && received { Acks::Hold } else { Acks::Send };
+        progress |= self.transmit(now, acks);
+        let told = self.tell();
+        Passed { progress: progress | told, next: self.next(now), wakers: !self.wakers.is_empty() }
+    }
+
+    /// Receives until about a quarter of a megabyte has come, or nearly nothing more is there.
+    fn receive(&mut self, now: Instant) -> bool {
+        let mut total = 0;
+        while total < RECEIVE_BYTES && !self.broken {
+            if let Err(_e) = self.port.recv(&mut self.rx) {
+                self.fail();
+                break;
+            }
+            for (meta, datagram) in self.rx.iter() {
+                self.engine.handle_datagram(now, &meta, datagram);
+            }
+            let bytes = self.rx.bytes();
+            total += bytes;
+            if bytes < FEW_BYTES {
+                break;
+            }
+        }
+        total > 0
+    }
+
+    /// Sends what the engine has, until the network takes no more or the bound is reached.
+    fn transmit(&mut self, now: Instant, acks: Acks) -> bool {
+        let mut sent = 0;
+        loop {
+            let segmented = self.engine.caps().gso_segments_v4 > 1;
+            let room = if segmented { ROOM_SEGMENTED } else { ROOM_SINGLE };
+            while sent < TRANSMITS && self.tx.spare().len() >= room {
+                let Some((transmit, owner)) = self.engine.poll_transmit(now, acks, self.tx.spare())
+                else {
+                    break;
+                };
+                self.tx.commit(transmit, owner);
+                sent += 1;
+            }
+            if self.tx.is_empty() || self.broken {
+                return sent > 0;
+            }
+            if let Err(_e) = self.port.send(&mut self.tx) {
+                self.fail();
+                return true;
+            }
+            if !self.tx.is_empty() || sent >= TRANSMITS {
+                return sent > 0;
+            }
+        }
+    }
+
+    /// Publishes completions and events, and tells who waits for them.
+    fn tell(&mut self) -> bool {
+        let mut told = false;
+        while let Some(event) = self.engine.poll_event() {
+            told = true;
+            match event {
+                Event::Completions { cq, notify } => {
+                    if let Some(Some(entry)) = self.cqs.get(cq as usize) {
+                        entry.publish(notify, &mut self.wakers);
+                    }
+                }
+                Event::Async(event) => self.tell_event(event),
+            }
+        }
+        told
+    }
+
+    fn tell_event(&self, event: AsyncEvent) {
+        let owner = match event {
+            AsyncEvent::CqErr { cq } => self.cq_owners.get(&cq),
+            AsyncEvent::QpFatal { qpn }
+            | AsyncEvent::QpReqErr { qpn }
+            | AsyncEvent::QpAccessErr { qpn }
+            | AsyncEvent::CommEst { qpn }
+            | AsyncEvent::SqDrained { qpn }
+            | AsyncEvent::LastWqe { qpn }
+            | AsyncEvent::PathMig { qpn } => self.owners.get(&qpn),
+            _ => {
+                for queue in self.openers.iter().filter_map(Weak::upgrade) {
+                    queue.push(event);
+                }
+                return;
+            }
+        };
+        if let Some(queue) = owner {
+            queue.push(event);
+        }
+    }
+
+    /// The port failed for good: nothing can be sent or received any more.
+    fn fail(&mut self) {
+        if !self.broken {
+            self.broken = true;
+            self.tell_event(AsyncEvent::DeviceFatal);
+        }
+    }
+
+    /// Whether the port failed for good.
+    pub(super) fn is_broken(&self) -> bool {
+        self.broken
+    }
+
+    fn next(&self, now: Instant) -> Instant {
+        let engine = match self.engine.next_due() {
+            (timer, Some(acks)) => timer.into_iter().chain([acks + ACK_SLACK]).min(),
+            (timer, None) => timer,
+        };
+        let port = (!self.tx.is_empty()).then(|| now + RETRY_SEND);
+        engine.into_iter().chain(port).min().unwrap_or(Instant::FAR_FUTURE)
+    }
+
+    /// When the engine wants to be called, exactly. (A simulated network says when it takes more.)
+    pub(super) fn next_exact(&self) -> Instant {
+        self.engine.poll_timeout().unwrap_or(Instant::FAR_FUTURE)
+    }
+
+    /// Sends what a queue pair still has to answer, and drops what the network did not take of it.
+    pub(super) fn farewell(&mut self, now: Instant, handle: QpHandle) {
+        self.transmit(now, Acks::Send);
+        let before: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();
+        self.tx.drop_owner(handle.as_u64());
+        let after: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();
+        self.engine.count_dropped((before - after) as u64);
+    }
+}

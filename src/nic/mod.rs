@@ -1,0 +1,484 @@
+//! The NIC: an engine, a port, a clock, and whoever drives them.
+//!
+//! An engine is single-threaded code; a program has many threads. Around the engine stands one lock
+//! ([`combine`]) that nobody waits for on the data path: posting writes to the queue, and runs a pass if
+//! the engine is free or leaves that to whoever is in it. Who drives when nobody calls is the matter of
+//! [`progress`] (real time) and [`virtual_time`] (a simulated network). A pass is described in [`core`].
+//!
+//! This is the only module that knows both engines and ports, the only one that starts a thread, and with
+//! [`clock`] the only one that reads the time.
+
+pub mod clock;
+pub mod combine;
+mod core;
+pub mod device;
+mod handover;
+#[cfg(all(test, loom))]
+mod models;
+pub mod notify;
+pub mod progress;
+pub mod signal;
+pub mod virtual_time;
+pub mod wake;
+
+use std::cell::Cell;
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::task::Waker;
+
+use parking_lot::Mutex;
+
+use self::clock::MonotonicClock;
+use self::combine::Combine;
+use self::core::{Core, Passed, Work};
+use self::notify::{Channel, CqNotify, EventQueue};
+use self::progress::{By, Drive, PassReport, Progress, ProgressConfig, Waiters};
+use self::virtual_time::VirtualTime;
+use self::wake::PortFd;
+
+use crate::engine::cause::Cause;
+use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
+use crate::port::{Port, PortAddress, PortStats, RxBatch};
+use crate::time::{Duration, Instant};
+
+/// Buffers of a pass: each holds what a socket delivers at once.
+const RX_BUFFERS: usize = 8;
+
+/// Who keeps the time of a NIC, and who drives it.
+enum Time {
+    Real {
+        clock: MonotonicClock,
+        progress: Arc<Progress>,
+        /// A descriptor of our own that becomes readable with the port.
+        #[cfg(all(feature = "udp", target_os = "linux"))]
+        port: Option<std::os::fd::OwnedFd>,
+    },
+    Virtual(Arc<VirtualTime>),
+}
+
+/// A NIC. Shared by everything that was made on it.
+pub struct Nic {
+    core: Combine<Core>,
+    /// Doorbells rung while somebody else was in the engine.
+    bells: Mutex<Vec<QpHandle>>,
+    wakers: Mutex<Vec<Waker>>,
+    has_wakers: AtomicBool,
+    time: Time,
+    /// When the engine wants to be called again, as the last pass left it (virtual time).
+    next: AtomicU64,
+    addresses: Vec<PortAddress>,
+    guid: u64,
+}
+
+impl Nic {
+    /// A NIC on a real port.
+    ///
+    /// # Errors
+    /// The system gives no entropy or no descriptor.
+    pub fn real(port: Box<dyn Port>, progress: ProgressConfig) -> Result<Arc<Self>, Cause> {
+        let mut seed = [0; 32];
+        getrandom::fill(&mut seed).map_err(|e| Cause::Invalid {
+            what: format!("the system gives no random numbers for keys: {e}").into(),
+        })?;
+        let clock = MonotonicClock::new();
+        let progress = Progress::new(progress);
+        #[cfg(all(feature = "udp", target_os = "linux"))]
+        let port_fd = match port.readiness().map(|fd| fd.try_clone_to_owned()) {
+            Some(Err(e)) => return Err(Cause::io(&e, "duplicating the port's descriptor")),
+            Some(Ok(fd)) => Some(fd),
+            None => None,
+        };
+        let relief = Arc::clone(&progress);
+        let time = Time::Real {
+            clock,
+            progress,
+            #[cfg(all(feature = "udp", target_os = "linux"))]
+            port: port_fd,
+        };
+        let rx = RxBatch::new(RX_BUFFERS, RxBatch::WHOLE);
+        let around = |core| Combine::with_relief(core, move || relief.relieve());
+        Ok(Arc::new(Self::build(port, EngineConfig::new(seed), rx, time, around)))
+    }
+
+    /// A NIC on a simulated network.
+    pub fn simulated(
+        port: Box<dyn Port>,
+        config: EngineConfig,
+        time: Arc<VirtualTime>,
+    ) -> Arc<Self> {
+        // The network hands out single datagrams.
+        let rx = RxBatch::new(64, 8 << 10);
+        Arc::new(Self::build(port, config, rx, Time::Virtual(time), Combine::new))
+    }
+
+    fn build(
+        port: Box<dyn Port>,
+        config: EngineConfig,
+        rx: RxBatch,
+        time: Time,
+        around: impl FnOnce(Core) -> Combine<Core>,
+    ) -> Self {
+        let addresses = port.addresses().to_vec();
+        let gids = addresses.iter().map(|a| LocalGid { ip: a.ip, scope_id: a.scope_id }).collect();
+        let engine = Engine::new(config, port.caps(), gids);
+        let guid = device::guid(&addresses);
+        Self {
+            core: around(Core::new(engine, port, rx)),
+            bells: Mutex::new(Vec::new()),
+            wakers: Mutex::new(Vec::new()),
+            has_wakers: AtomicBool::new(false),
+            time,
+            next: AtomicU64::new(u64::MAX),
+            addresses,
+            guid,
+        }
+    }
+
+    /// Its addresses, in the order of the GID table.
+    pub fn addresses(&self) -> &[PortAddress] {
+        &self.addresses
+    }
+
+    /// Its identifier.
+    pub fn guid(&self) -> u64 {
+        self.guid
+    }
+
+    /// Whether it is part of a simulation.
+    pub fn virtual_time(&self) -> Option<&Arc<VirtualTime>> {
+        match &self.time {
+            Time::Virtual(time) => Some(time),
+            Time::Real { .. } => None,
+        }
+    }
+
+    /// What time it is for this NIC.
+    pub fn now(&self) -> Instant {
+        match &self.time {
+            Time::Real { clock, .. } => clock.now(),
+            Time::Virtual(time) => time.now(),
+        }
+    }
+
+    /// Refuses calls from where they would deadlock (a tap of the simulation).
+    ///
+    /// # Errors
+    /// `EDEADLK`.
+    pub fn enter(&self) -> Result<(), Cause> {
+        match &self.time {
+            Time::Real { .. } => Ok(()),
+            Time::Virtual(time) => time.enter(),
+        }
+    }
+
+    /// Runs `f` under the lock, and a pass after it: what `f` leaves to be sent or told is sent and told.
+    fn with_core<R>(&self, f: impl FnOnce(&mut Core, Instant) -> R) -> R {
+        let report = Cell::new(None);
+        let pass =
+            |core: &mut Core| report.set(Some(merge(report.get(), self.run(core, Work::Send))));
+        let result = self.core.with(
+            |core| {
+                let result = f(core, self.now());
+                pass(core);
+                result
+            },
+            pass,
+        );
+        self.after(By::Post, report.get());
+        result
+    }
+
+    /// Runs a control verb: `f` has the engine to itself.
+    pub fn control<R>(&self, f: impl FnOnce(&mut Engine, Instant) -> R) -> R {
+        self.with_core(|core, now| f(&mut core.engine, now))
+    }
+
+    /// Makes a queue pair. Its events go to `events`.
+    ///
+    /// # Errors
+    /// As [`Engine::create_qp`].
+    pub fn create_qp(
+        self: &Arc<Self>,
+        init: QpInit,
+        events: &Arc<EventQueue>,
+    ) -> Result<(QpHandle, Arc<QpFace>), Cause> {
+        self.start_thread()?;
+        self.with_core(|core, _| {
+            let (handle, face) = core.engine.create_qp(init)?;
+            core.owners.insert(face.qpn().raw(), Arc::clone(events));
+            // Ringing must not allocate.
+            let many = core.engine.qp_count() + 1;
+            core.bells.reserve(many);
+            self.bells.lock().reserve(many);
+            Ok((handle, face))
+        })
+    }
+
+    /// Destroys a queue pair, after it has sent the answers that it owes.
+    ///
+    /// # Errors
+    /// As [`Engine::destroy_qp`].
+    pub fn destroy_qp(&self, handle: QpHandle, qpn: u32) -> Result<(), Cause> {
+        self.with_core(|core, now| {
+            core.farewell(now, handle);
+            core.owners.remove(&qpn);
+            core.engine.destroy_qp(handle)
+        })
+    }
+
+    /// Makes a completion queue. Its events go to `channel`, and if it overruns to `events`.
+    ///
+    /// # Errors
+    /// As [`Engine::create_cq`].
+    pub fn create_cq(
+        &self,
+        depth: u32,
+        channel: Option<Arc<Channel>>,
+        events: &Arc<EventQueue>,
+    ) -> Result<Arc<CqNotify>, Cause> {
+        self.with_core(|core, _| {
+            let (cq, shared) = core.engine.create_cq(depth)?;
+            let entry = Arc::new(CqNotify::new(cq, shared, channel));
+            let index = cq as usize;
+            if core.cqs.len() <= index {
+                core.cqs.resize(index + 1, None);
+            }
+            core.cqs[index] = Some(Arc::clone(&entry));
+            core.cq_owners.insert(cq, Arc::clone(events));
+            Ok(entry)
+        })
+    }
+
+    /// Destroys a completion queue.
+    ///
+    /// # Errors
+    /// As [`Engine::destroy_cq`].
+    pub fn destroy_cq(&self, cq: u32) -> Result<(), Cause> {
+        self.with_core(|core, _| {
+            core.engine.destroy_cq(cq)?;
+            core.cq_owners.remove(&cq);
+            if let Some(entry) = core.cqs.get_mut(cq as usize).and_then(Option::take)
+                && let Some(channel) = &entry.channel
+            {
+                channel.forget(cq);
+            }
+            Ok(())
+        })
+    }
+
+    /// Somebody opened the device and wants its events.
+    pub fn add_opener(&self, events: &Arc<EventQueue>) {
+        self.with_core(|core, _| {
+            core.openers.retain(|w| w.strong_count() > 0);
+            core.openers.push(Arc::downgrade(events));
+        });
+    }
+
+    /// Counters of the port.
+    pub fn port_stats(&self) -> PortStats {
+        self.with_core(|core, _| core.port.stats())
+    }
+
+    /// Whether the port failed for good.
+    pub fn is_broken(&self) -> bool {
+        self.with_core(|core, _| core.is_broken())
+    }
+
+    /// Something was posted: sends it from here if the engine is free, else leaves it to whoever is in it.
+    #[inline]
+    pub fn doorbell(&self, handle: QpHandle, face: &QpFace) {
+        let mut report = None;
+        let mut mine = Some(handle);
+        let ran = self.core.try_drive(|core| {
+            core.bells.extend(mine.take());
+            report = Some(merge(report, self.run(core, Work::Send)));
+        });
+        if !ran {
+            if face.ring() {
+                self.bells.lock().push(handle);
+            }
+            self.core.kick(|core| report = Some(merge(report, self.run(core, Work::Send))));
+        }
+        self.after(By::Post, report);
+    }
+
+    /// The application looks for completions and there are none: makes a pass, if nobody else is at it.
+    ///
+    /// In a simulation, lets everything happen that happens next.
+    ///
+    /// # Errors
+    /// `EDEADLK` (simulation).
+    pub fn poll(&self) -> Result<(), Cause> {
+        match &self.time {
+            Time::Real { .. } => {
+                let mut report = None;
+                self.core
+                    .try_drive(|core| report = Some(merge(report, self.run(core, Work::Poll))));
+                self.after(By::Poll, report);
+                Ok(())
+            }
+            Time::Virtual(time) => time.poll(),
+        }
+    }
+
+    /// Blocks until `ready` or until `timeout` has passed (`Duration::MAX`: for ever). `false`: timed out.
+    /// What makes `ready` true must notify `waiters`.
+    ///
+    /// # Errors
+    /// `EDEADLK` (simulation): nothing is left to happen that could make it true.
+    pub fn wait(
+        &self,
+        waiters: &Waiters,
+        ready: impl FnMut() -> bool,
+        timeout: Duration,
+    ) -> Result<bool, Cause> {
+        match &self.time {
+            Time::Real { clock, progress, .. } => {
+                let deadline =
+                    (timeout < Duration::from_secs(1 << 32)).then(|| clock.now() + timeout);
+                Ok(progress.wait(self, waiters, ready, deadline))
+            }
+            Time::Virtual(time) => time.wait(ready, timeout),
+        }
+    }
+
+    /// The application will sleep until it is told: somebody else must look after the port.
+    pub fn hand_over(&self) {
+        if let Time::Real { progress, .. } = &self.time {
+            progress.hand_over();
+        }
+    }
+
+    fn start_thread(self: &Arc<Self>) -> Result<(), Cause> {
+        match &self.time {
+            Time::Real { progress, .. } => progress
+                .start_thread(Arc::downgrade(self))
+                .map_err(|e| Cause::io(&e, "starting the NIC's thread")),
+            Time::Virtual(_) => Ok(()),
+        }
+    }
+
+    /// One pass, under the lock.
+    fn run(&self, core: &mut Core, work: Work) -> Passed {
+        let now = self.now();
+        {
+            let mut bells = self.bells.lock();
+            if !bells.is_empty() {
+                core.bells.append(&mut bells);
+            }
+        }
+        let passed = core.pass(now, work);
+        if passed.wakers {
+            self.wakers.lock().append(&mut core.wakers);
+            self.has_wakers.store(true, Ordering::Release);
+        }
+        if matches!(self.time, Time::Virtual(_)) {
+            self.next.store(core.next_exact().as_nanos(), Ordering::Relaxed);
+        }
+        passed
+    }
+
+    /// What follows passes, without the lock: tasks are woken, and sleepers learn of earlier timeouts.
+    fn after(&self, by: By, report: Option<Passed>) {
+        let Some(passed) = report else { return };
+        self.wake_tasks();
+        if let Time::Real { progress, clock, .. } = &self.time {
+            progress.note_pass(by, clock.now(), passed.next);
+        }
+    }
+
+    fn wake_tasks(&self) {
+        if self.has_wakers.load(Ordering::Acquire) && self.has_wakers.swap(false, Ordering::AcqRel)
+        {
+            let wakers = std::mem::take(&mut *self.wakers.lock());
+            wakers.into_iter().for_each(Waker::wake);
+        }
+    }
+
+    /// A pass in virtual time: until nothing more happens at this instant.
+    fn serve_virtual(&self) {
+        // A bound against an engine that never comes to rest at one instant, which would be a bug.
+        for _ in 0..1_000_000 {
+            let mut report = None;
+            self.core.drive(|core| report = Some(merge(report, self.run(core, Work::Serve))));
+            self.wake_tasks();
+            if report.is_none_or(|passed: Passed| !passed.progress) {
+                return;
+            }
+        }
+    }
+
+    /// When the engine wants to be called again, as the last pass left it (virtual time).
+    fn next_virtual(&self) -> Instant {
+        Instant::from_nanos(self.next.load(Ordering::Relaxed))
+    }
+}
+
+impl Drive for Nic {
+    fn try_pass(&self, by: By) -> Option<PassReport> {
+        let mut report = None;
+        self.core.try_drive(|core| report = Some(merge(report, self.run(core, work(by)))));
+        self.wake_tasks();
+        report.map(PassReport::from)
+    }
+
+    fn pass(&self, by: By) -> PassReport {
+        let mut report = None;
+        self.core.drive(|core| report = Some(merge(report, self.run(core, work(by)))));
+        self.wake_tasks();
+        report.map_or(PassReport { progress: false, next: Instant::FAR_FUTURE }, PassReport::from)
+    }
+
+    fn port_fd(&self) -> Option<PortFd<'_>> {
+        #[cfg(all(feature = "udp", target_os = "linux"))]
+        if let Time::Real { port: Some(fd), .. } = &self.time {
+            return Some(std::os::fd::AsFd::as_fd(fd));
+        }
+        None
+    }
+
+    fn now(&self) -> Instant {
+        Self::now(self)
+    }
+}
+
+const fn work(by: By) -> Work {
+    match by {
+        By::Poll | By::Wait => Work::Poll,
+        By::Post => Work::Send,
+        By::Thread => Work::Serve,
+    }
+}
+
+impl From<Passed> for PassReport {
+    fn from(passed: Passed) -> Self {
+        Self { progress: passed.progress, next: passed.next }
+    }
+}
+
+/// One report for several passes.
+fn merge(earlier: Option<Passed>, passed: Passed) -> Passed {
+    Passed { progress: passed.progress | earlier.is_some_and(|e| e.progress), ..passed }
+}
+
+impl Drop for Nic {
+    fn drop(&mut self) {
+        match &self.time {
+            Time::Real { progress, .. } => {
+                // The last answers leave before the socket closes.
+                self.core.drive(|core| {
+                    self.run(core, Work::Send);
+                });
+                progress.stop();
+            }
+            Time::Virtual(time) => time.forget(self),
+        }
+    }
+}
+
+impl fmt::Debug for Nic {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Nic").field("addresses", &self.addresses).finish_non_exhaustive()
+    }
+}

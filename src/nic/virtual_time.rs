@@ -1,0 +1,248 @@
+//! Virtual time: a simulated network drives its NICs, and time jumps from event to event.
+//!
+//! *Owns.* Which NIC is on which host, what time it is, and who may move it.
+//!
+//! *Rules.* Time moves only in [`VirtualTime::step`], called by whoever waits, polls in vain, or runs the
+//! simulation. Events of one instant happen in a fixed order: the network first, then NICs by the number
+//! of their host. The first thread that moves time owns the simulation; another gets `EDEADLK` unless the
+//! simulation was declared shared. A tap runs inside the network and must not call back into it.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::ThreadId;
+
+use parking_lot::Mutex;
+
+use super::Nic;
+use crate::engine::cause::Cause;
+use crate::fabric::{HostId, SharedFabric};
+use crate::time::{Duration, Instant};
+
+/// What a step came to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Something happened.
+    Ran,
+    /// The next event lies beyond the limit.
+    Beyond,
+    /// Nothing is left to happen.
+    Idle,
+}
+
+/// The clock and the driver of a simulation.
+pub struct VirtualTime {
+    fabric: SharedFabric,
+    now: AtomicU64,
+    hosts: Mutex<Hosts>,
+    owner: Mutex<Option<ThreadId>>,
+    shared: AtomicBool,
+    /// The thread that is inside a tap.
+    in_tap: Mutex<Option<ThreadId>>,
+    /// One driver at a time, where several are allowed.
+    driving: Mutex<()>,
+}
+
+#[derive(Default)]
+struct Hosts {
+    nics: Vec<Weak<Nic>>,
+    woken: Vec<HostId>,
+    due: Vec<Arc<Nic>>,
+}
+
+impl VirtualTime {
+    /// The driver of this network.
+    pub fn new(fabric: SharedFabric) -> Arc<Self> {
+        Arc::new(Self {
+            fabric,
+            now: AtomicU64::new(0),
+            hosts: Mutex::default(),
+            owner: Mutex::new(None),
+            shared: AtomicBool::new(false),
+            in_tap: Mutex::new(None),
+            driving: Mutex::new(()),
+        })
+    }
+
+    /// The network.
+    pub fn fabric(&self) -> &SharedFabric {
+        &self.fabric
+    }
+
+    /// What time it is.
+    pub fn now(&self) -> Instant {
+        Instant::from_nanos(self.now.load(Ordering::Acquire))
+    }
+
+    /// Puts a NIC on the next host. Hosts are numbered as they are added to the network.
+    pub fn add(&self, nic: &Arc<Nic>) {
+        self.hosts.lock().nics.push(Arc::downgrade(nic));
+    }
+
+    /// A NIC goes: its host falls silent.
+    pub(super) fn forget(&self, nic: &Nic) {
+        let hosts = self.hosts.lock();
+        let index = hosts.nics.iter().position(|w| std::ptr::eq(w.as_ptr(), nic));
+        if let Some(host) = index.and_then(|i| u32::try_from(i).ok()) {
+            // It exists: it was added with the NIC.
+            let _ = self.fabric.lock().set_up(HostId(host), false);
+        }
+    }
+
+    /// Lets any thread move time. What happens when depends on the threads from then on.
+    pub fn share(&self) {
+        self.shared.store(true, Ordering::Relaxed);
+    }
+
+    /// Refuses calls from inside a tap.
+    ///
+    /// # Errors
+    /// `EDEADLK`.
+    pub fn enter(&self) -> Result<(), Cause> {
+        if *self.in_tap.lock() == Some(std::thread::current().id()) {
+            return Err(Cause::Deadlock {
+                why: "a tap runs inside the network: it may look at the packet and decide, not call verbs \
+                      or the simulation",
+            });
+        }
+        Ok(())
+    }
+
+    /// Marks the time that a tap runs.
+    pub fn inside_tap<R>(&self, f: impl FnOnce() -> R) -> R {
+        struct Leave<'a>(&'a Mutex<Option<ThreadId>>);
+        impl Drop for Leave<'_> {
+            fn drop(&mut self) {
+                *self.0.lock() = None;
+            }
+        }
+        *self.in_tap.lock() = Some(std::thread::current().id());
+        let _leave = Leave(&self.in_tap);
+        f()
+    }
+
+    /// Whether this thread may move time.
+    ///
+    /// # Errors
+    /// `EDEADLK`: another thread does.
+    pub fn drive(&self) -> Result<(), Cause> {
+        self.enter()?;
+        if self.shared.load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let me = std::thread::current().id();
+        match *self.owner.lock().get_or_insert(me) {
+            owner if owner == me => Ok(()),
+            _ => Err(Cause::Deadlock {
+                why: "another thread drives this simulation: use one thread, or Sim::shared() and give up \
+                      equal runs",
+            }),
+        }
+    }
+
+    /// Lets everything happen that happens next, if that is not after `limit`.
+    pub fn step(&self, limit: Instant) -> Step {
+        let _one = self.driving.lock();
+        let mut hosts = self.hosts.lock();
+        let Hosts { nics, woken, due } = &mut *hosts;
+        let timer = nics.iter().filter_map(Weak::upgrade).map(|nic| nic.next_virtual()).min();
+        let timer = timer.filter(|&t| t != Instant::FAR_FUTURE);
+        let network = self.fabric.lock().next_event();
+        let Some(next) = timer.into_iter().chain(network).min() else { return Step::Idle };
+        if next > limit {
+            return Step::Beyond;
+        }
+        let now = self.now().max(next);
+        {
+            let mut fabric = self.fabric.lock();
+            fabric.advance(now);
+            woken.clear();
+            fabric.take_woken(woken);
+        }
+        self.now.store(now.as_nanos(), Ordering::Release);
+        due.clear();
+        for (index, weak) in nics.iter().enumerate() {
+            let Some(nic) = weak.upgrade() else { continue };
+            if nic.next_virtual() <= now || woken.iter().any(|host| host.0 as usize == index) {
+                due.push(nic);
+            }
+        }
+        let mut due = std::mem::take(due);
+        drop(hosts);
+        for nic in &due {
+            nic.serve_virtual();
+        }
+        // Not under the lock: the last reference to a NIC may be among them.
+        due.clear();
+        self.hosts.lock().due = due;
+        Step::Ran
+    }
+
+    /// Time passes until `t`, with nothing happening.
+    fn skip_to(&self, t: Instant) {
+        let _one = self.driving.lock();
+        if t > self.now() {
+            self.fabric.lock().advance(t);
+            self.now.store(t.as_nanos(), Ordering::Release);
+        }
+    }
+
+    /// Lets everything happen that happens next; nothing if nothing is left.
+    ///
+    /// # Errors
+    /// `EDEADLK`.
+    pub fn poll(&self) -> Result<(), Cause> {
+        self.drive()?;
+        self.step(Instant::FAR_FUTURE);
+        Ok(())
+    }
+
+    /// Runs events until `ready`, or until `timeout` has passed. `false`: timed out.
+    ///
+    /// # Errors
+    /// `EDEADLK`: no time limit, and nothing is left to happen.
+    pub fn wait(&self, mut ready: impl FnMut() -> bool, timeout: Duration) -> Result<bool, Cause> {
+        self.drive()?;
+        let deadline = self.now() + timeout;
+        loop {
+            if ready() {
+                return Ok(true);
+            }
+            match self.step(deadline) {
+                Step::Ran => {}
+                Step::Beyond | Step::Idle if deadline != Instant::FAR_FUTURE => {
+                    self.skip_to(deadline);
+                    return Ok(ready());
+                }
+                Step::Beyond | Step::Idle => {
+                    return Err(Cause::Deadlock {
+                        why: "nothing is left to happen in the simulation, so this would wait for ever",
+                    });
+                }
+            }
+        }
+    }
+
+    /// Runs for a time.
+    ///
+    /// # Errors
+    /// `EDEADLK`.
+    pub fn run_for(&self, d: Duration) -> Result<(), Cause> {
+        self.wait(|| false, d).map(drop)
+    }
+
+    /// Runs until nothing is left to happen.
+    ///
+    /// # Errors
+    /// `EDEADLK`.
+    pub fn settle(&self) -> Result<(), Cause> {
+        self.drive()?;
+        while self.step(Instant::FAR_FUTURE) == Step::Ran {}
+        Ok(())
+    }
+}
+
+impl std::fmt::Debug for VirtualTime {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("VirtualTime").field("now", &self.now()).finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,298 @@
+//! An open device.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::engine::cause::Cause;
+use crate::nic::Nic;
+use crate::nic::device::Limits;
+use crate::nic::notify::EventQueue;
+use crate::time::Duration;
+use crate::wire::num::{Gid, Mtu};
+
+use super::Event;
+use super::attr::{AtomicCap, DeviceAttr, GidEntry, GidKind, PortAttr, PortState};
+use super::cq::{CompChannel, CompletionQueue, CqBuilder};
+use super::device::{Backend, Device};
+use super::error::{Error, Named, Result};
+use super::pd::ProtectionDomain;
+
+#[derive(Debug)]
+struct Inner {
+    device: Device,
+    nic: Arc<Nic>,
+    events: Arc<EventQueue>,
+}
+
+/// An open device. A cheap handle: clones are the same opening, with one list of asynchronous events.
+///
+/// The device works as long as anything made on it lives.
+#[doc(alias = "ibv_context")]
+#[derive(Clone, Debug)]
+pub struct Context(Arc<Inner>);
+
+impl Context {
+    /// Opens a device by name: `soft:lo`, `soft:eth0`, `soft:udp=10.0.0.1`, or a bare name looked for in
+    /// every backend.
+    ///
+    /// `soft:lo` is 127.0.0.2 for the first process that opens it, 127.0.0.3 for the next, and so on.
+    /// `soft:IFACE` has all addresses of the interface. `soft:udp=ADDR` has one. Within a process a device
+    /// is opened once and shared.
+    ///
+    /// # Errors
+    /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
+    /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one.
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(spec: &str) -> Result<Self> {
+        super::device::open_spec(spec)
+    }
+
+    pub(crate) fn from_nic(device: Device, nic: Arc<Nic>) -> Self {
+        let events = Arc::default();
+        nic.add_opener(&events);
+        Self(Arc::new(Inner { device, nic, events }))
+    }
+
+    pub(crate) fn nic(&self) -> &Arc<Nic> {
+        &self.0.nic
+    }
+
+    pub(crate) fn events(&self) -> &Arc<EventQueue> {
+        &self.0.events
+    }
+
+    /// Whether both are on the same device.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0.nic, &other.0.nic)
+    }
+
+    pub(crate) fn active_mtu(&self) -> Mtu {
+        self.0.nic.control(|engine, _| engine.caps().path_mtu()).unwrap_or(Mtu::B256)
+    }
+
+    pub(crate) fn rx_buffer(&self) -> u32 {
+        let bytes = self.0.nic.control(|engine, _| engine.caps().rx_buffer).unwrap_or(0);
+        u32::try_from(bytes).unwrap_or(u32::MAX)
+    }
+
+    pub(crate) fn scope_of(&self, gid_index: u16) -> u32 {
+        self.0.nic.addresses().get(usize::from(gid_index)).map_or(0, |a| a.scope_id)
+    }
+
+    /// The device.
+    pub fn device(&self) -> &Device {
+        &self.0.device
+    }
+
+    /// What the device offers. Every limit is enforced as it is told.
+    ///
+    /// # Errors
+    /// `EDEADLK` inside a tap of a simulation.
+    #[doc(alias("ibv_query_device", "ibv_query_device_ex"))]
+    pub fn attr(&self) -> Result<DeviceAttr> {
+        self.0.nic.enter().of("ibv_query_device")?;
+        let l = Limits::ALL;
+        Ok(DeviceAttr {
+            fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
+            node_guid: self.0.nic.guid(),
+            sys_image_guid: self.0.nic.guid(),
+            vendor_id: 0xff_ffff,
+            vendor_part_id: 0,
+            hw_ver: 0,
+            max_mr_size: isize::MAX as u64,
+            page_size_cap: 0xffff_f000,
+            max_qp: l.max_qp,
+            max_qp_wr: l.max_qp_wr,
+            max_sge: l.max_sge,
+            max_sge_rd: l.max_sge,
+            max_inline: l.max_inline,
+            max_cq: l.max_cq,
+            max_cqe: l.max_cqe,
+            max_mr: l.max_mr,
+            max_mw: l.max_mr,
+            max_pd: l.max_pd,
+            max_qp_rd_atom: u32::from(l.max_rd_atomic),
+            max_qp_init_rd_atom: u32::from(l.max_rd_atomic),
+            max_srq: 0,
+            max_srq_wr: 0,
+            max_pkeys: 1,
+            atomic_cap: AtomicCap::Global,
+            ports: 1,
+            odp: true,
+            memory_windows: true,
+            xrc: false,
+            timestamps: true,
+            local_ca_ack_delay: 9,
+        })
+    }
+
+    /// State and limits of a port.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is only port 1.
+    #[doc(alias = "ibv_query_port")]
+    pub fn port(&self, port: u8) -> Result<PortAttr> {
+        let verb = "ibv_query_port";
+        self.0.nic.enter().of(verb)?;
+        check_port(verb, port)?;
+        let down = self.0.nic.is_broken();
+        Ok(PortAttr {
+            state: if down { PortState::Down } else { PortState::Active },
+            max_mtu: Mtu::B4096,
+            active_mtu: self.active_mtu(),
+            gid_len: u32::try_from(self.0.nic.addresses().len()).unwrap_or(u32::MAX),
+            pkey_len: 1,
+            lid: 0,
+            max_msg_size: Limits::ALL.max_msg,
+            speed_mbps: self.0.device.speed_mbps.unwrap_or(10_000),
+        })
+    }
+
+    /// The GID table: one entry for each address.
+    ///
+    /// # Errors
+    /// None here; other backends may fail.
+    #[doc(alias("ibv_query_gid_table", "ibv_query_gid_ex", "ibv_query_gid"))]
+    pub fn gids(&self) -> Result<Vec<GidEntry>> {
+        let entry = |(index, a): (usize, &crate::port::PortAddress)| GidEntry {
+            gid: Gid::from(a.ip),
+            index: u16::try_from(index).unwrap_or(u16::MAX),
+            port: 1,
+            kind: GidKind::RoceV2,
+            netdev: (!a.interface.is_empty()).then(|| a.interface.clone()),
+        };
+        Ok(self.0.nic.addresses().iter().enumerate().map(entry).collect())
+    }
+
+    /// The partition table: 0xffff at index 0.
+    ///
+    /// # Errors
+    /// `EINVAL`: another port or index.
+    #[doc(alias = "ibv_query_pkey")]
+    pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
+        let verb = "ibv_query_pkey";
+        check_port(verb, port)?;
+        if index > 0 {
+            let cause = Cause::AttrRange { attr: "index", got: index.into(), max: 0 };
+            return Err(Error::verb(verb, cause));
+        }
+        Ok(0xffff)
+    }
+
+    /// Makes a protection domain.
+    ///
+    /// # Errors
+    /// `EINVAL`: too many.
+    #[doc(alias = "ibv_alloc_pd")]
+    pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
+        self.0.nic.enter().of("ibv_alloc_pd")?;
+        ProtectionDomain::new(self)
+    }
+
+    /// Makes a completion queue with room for `depth` completions.
+    ///
+    /// # Errors
+    /// `EINVAL`: none, or too many.
+    #[doc(alias = "ibv_create_cq")]
+    pub fn create_cq(&self, depth: u32) -> Result<CompletionQueue> {
+        self.cq_builder(depth).build()
+    }
+
+    /// Makes a completion queue with a channel or timestamps.
+    #[doc(alias = "ibv_create_cq_ex")]
+    pub fn cq_builder(&self, depth: u32) -> CqBuilder {
+        CqBuilder::new(self, depth)
+    }
+
+    /// Makes a completion channel.
+    ///
+    /// # Errors
+    /// None here; other backends may fail.
+    #[doc(alias = "ibv_create_comp_channel")]
+    pub fn create_comp_channel(&self) -> Result<CompChannel> {
+        Ok(CompChannel::new(self))
+    }
+
+    /// The next asynchronous event. It is acknowledged before it is handed out.
+    ///
+    /// # Errors
+    /// [`Error::Timeout`].
+    #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
+    pub fn wait_event(&self, timeout: Duration) -> Result<Event> {
+        let events = &self.0.events;
+        let mut event = events.take();
+        if event.is_none() {
+            let ready = || {
+                event = events.take();
+                event.is_some()
+            };
+            self.0.nic.wait(&events.waiters, ready, timeout).of("ibv_get_async_event")?;
+        }
+        event.ok_or(Error::Timeout)
+    }
+
+    /// Counters of the device and its port, by name: rxe's where it has one, mlx5's where not.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is only port 1.
+    pub fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
+        let verb = "counters";
+        self.0.nic.enter().of(verb)?;
+        check_port(verb, port)?;
+        let mut all: BTreeMap<String, u64> = self.0.nic.control(|engine, _| {
+            engine.counters().iter().map(|(c, n)| (c.name().to_owned(), n)).collect()
+        });
+        let stats = self.0.nic.port_stats();
+        for (name, n) in [
+            ("port_sent_datagrams", stats.sent_datagrams),
+            ("port_send_calls", stats.send_calls),
+            ("port_send_errors", stats.send_errors),
+            ("port_send_busy", stats.send_busy),
+            ("port_received_datagrams", stats.received_datagrams),
+            ("port_receive_calls", stats.receive_calls),
+            ("port_overruns", stats.overruns),
+            ("port_wrong_interface", stats.wrong_interface),
+            ("port_truncated", stats.truncated),
+            ("port_malformed", stats.malformed),
+            ("port_gso_refused", stats.gso_refused),
+        ] {
+            all.insert(name.to_owned(), n);
+        }
+        Ok(all)
+    }
+
+    /// Whether this device belongs to a backend that runs in this process.
+    pub fn backend(&self) -> Backend {
+        self.0.device.backend
+    }
+}
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+impl Context {
+    /// The file descriptor of asynchronous events: readable while there are some.
+    ///
+    /// # Errors
+    /// The process has no descriptors left (`EMFILE`).
+    pub fn events_fd(&self) -> Result<std::os::fd::BorrowedFd<'_>> {
+        self.0.nic.hand_over();
+        Ok(self.0.events.signal.fd()?)
+    }
+}
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+impl std::os::fd::AsFd for Context {
+    /// The file descriptor of asynchronous events: readable while there are some.
+    ///
+    /// # Panics
+    /// The process has no descriptors left. [`Context::events_fd`] gives an error instead.
+    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+        self.events_fd().expect("a file descriptor for asynchronous events")
+    }
+}
+
+fn check_port(verb: &'static str, port: u8) -> Result<()> {
+    if port == 1 {
+        return Ok(());
+    }
+    Err(Error::verb(verb, Cause::AttrValue { attr: "port", got: port.into(), want: "1" }))
+}

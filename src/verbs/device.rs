@@ -1,0 +1,257 @@
+//! Devices: which there are, and opening one.
+
+use crate::engine::cause::Cause;
+
+use super::context::Context;
+use super::error::{Error, Result};
+
+/// What makes a device work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Backend {
+    /// This crate's engine.
+    Soft,
+    /// Real hardware, through the system's libibverbs.
+    Ibverbs,
+}
+
+/// A device that can be opened.
+#[doc(alias = "ibv_device")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Device {
+    /// `soft:eth0`.
+    pub name: String,
+    /// What makes it work.
+    pub backend: Backend,
+    /// Its identifier; 0 where it is only known once the device is open.
+    pub guid: u64,
+    /// Speed of its interface, where the system says.
+    pub speed_mbps: Option<u64>,
+}
+
+impl Device {
+    /// Opens it.
+    ///
+    /// # Errors
+    /// As [`Context::open`].
+    #[doc(alias = "ibv_open_device")]
+    pub fn open(&self) -> Result<Context> {
+        Context::open(&self.name)
+    }
+}
+
+/// The environment variable that names the device of [`open`].
+pub const DEVICE_VARIABLE: &str = "SOFTROCE_DEVICE";
+
+/// Every device of every backend: `soft:lo`, and one for each interface that is up and has an address. A
+/// backend that cannot be used has none; [`backend_status`] says why.
+///
+/// # Errors
+/// The system does not list its interfaces.
+#[doc(alias("ibv_get_device_list", "ibv_free_device_list"))]
+pub fn devices() -> Result<Vec<Device>> {
+    soft::devices()
+}
+
+/// Whether a backend can be used.
+///
+/// # Errors
+/// [`Error::NoDevice`] with the reason.
+pub fn backend_status(b: Backend) -> Result<()> {
+    match b {
+        Backend::Soft => soft::status(),
+        Backend::Ibverbs => Err(Error::NoDevice(
+            "the pass-through to real devices is not part of this version: use soft:lo or soft:IFACE".into(),
+        )),
+    }
+}
+
+/// Opens the device that `SOFTROCE_DEVICE` names; unset, `soft:lo`. (`auto`: the first real one that is up,
+/// else `soft:lo`.)
+///
+/// # Errors
+/// As [`Context::open`].
+pub fn open() -> Result<Context> {
+    match std::env::var(DEVICE_VARIABLE) {
+        Ok(spec) if spec == "auto" || spec.is_empty() => Context::open("soft:lo"),
+        Ok(spec) => Context::open(&spec),
+        Err(_) => Context::open("soft:lo"),
+    }
+}
+
+pub(super) fn open_spec(spec: &str) -> Result<Context> {
+    match spec.split_once(':') {
+        Some(("soft", name)) => soft::open(name),
+        Some(("ibverbs", _)) => {
+            backend_status(Backend::Ibverbs)?;
+            Err(no_device(spec))
+        }
+        // A bare name; an IPv6 address has colons too, but needs its prefix.
+        _ => soft::open(spec),
+    }
+}
+
+fn no_device(spec: &str) -> Error {
+    let mut known: Vec<String> =
+        devices().map(|list| list.into_iter().map(|d| d.name).collect()).unwrap_or_default();
+    known.push("soft:udp=ADDRESS".into());
+    Error::NoDevice(format!("there is no device {spec:?}; there is {}", known.join(", ")))
+}
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod soft {
+    use std::collections::BTreeMap;
+    use std::net::IpAddr;
+    use std::sync::{Arc, Weak};
+
+    use parking_lot::Mutex;
+
+    use super::{Backend, Cause, Context, Device, Error, Result};
+    use crate::nic::Nic;
+    use crate::nic::device::guid;
+    use crate::nic::progress::{Mode, ProgressConfig};
+    use crate::port::netdev::{self, NetDevKind};
+    use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
+    use crate::verbs::error::Named;
+
+    /// Devices that are open in this process, by the name that opens them.
+    static OPEN: Mutex<BTreeMap<String, Weak<Nic>>> = Mutex::new(BTreeMap::new());
+
+    pub(super) fn status() -> Result<()> {
+        Ok(())
+    }
+
+    pub(super) fn devices() -> Result<Vec<Device>> {
+        let mut list = vec![Device {
+            name: "soft:lo".into(),
+            backend: Backend::Soft,
+            guid: 0,
+            speed_mbps: None,
+        }];
+        for dev in netdev::interfaces()? {
+            if dev.up && dev.kind != NetDevKind::Loopback && !dev.addresses.is_empty() {
+                list.push(Device {
+                    name: format!("soft:{}", dev.name),
+                    backend: Backend::Soft,
+                    guid: guid(&dev.addresses),
+                    speed_mbps: None,
+                });
+            }
+        }
+        Ok(list)
+    }
+
+    /// A name and its options: `eth0,gso=on`.
+    fn parse(name: &str) -> Result<(&str, GsoPolicy)> {
+        let mut parts = name.split(',');
+        let base = parts.next().unwrap_or_default();
+        let mut gso = GsoPolicy::Auto;
+        for option in parts {
+            gso = match option {
+                "gso=on" => GsoPolicy::On,
+                "gso=off" => GsoPolicy::Off,
+                "gso=auto" => GsoPolicy::Auto,
+                other => {
+                    let what =
+                        format!("device option {other:?}: wanted gso=on, gso=off or gso=auto");
+                    return Err(Error::verb(
+                        "ibv_open_device",
+                        Cause::Invalid { what: what.into() },
+                    ));
+                }
+            };
+        }
+        Ok((base, gso))
+    }
+
+    pub(super) fn open(name: &str) -> Result<Context> {
+        let verb = "ibv_open_device";
+        let mut table = OPEN.lock();
+        if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
+            return Ok(Context::from_nic(device(name, &nic), nic));
+        }
+        let (base, gso) = parse(name)?;
+        let port = if base == "lo" {
+            UdpPort::open_loopback(UdpConfig { gso, ..UdpConfig::new(Vec::new()) })
+        } else if let Some(address) = base.strip_prefix("udp=") {
+            let (ip, scope) = parse_address(address)?;
+            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+        } else {
+            UdpConfig::for_interface(base).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+        };
+        let port = port.map_err(|e| match e {
+            OpenError::NoInterface { .. } => super::no_device(name),
+            e => refused(verb, &e),
+        })?;
+        let mode = match std::env::var("SOFTROCE_PROGRESS").as_deref() {
+            Ok("manual") => Mode::Manual,
+            _ => Mode::Hybrid,
+        };
+        let nic = Nic::real(Box::new(port), ProgressConfig::from_env(mode)).of(verb)?;
+        table.retain(|_, weak| weak.strong_count() > 0);
+        table.insert(name.to_owned(), Arc::downgrade(&nic));
+        Ok(Context::from_nic(device(name, &nic), nic))
+    }
+
+    fn device(name: &str, nic: &Nic) -> Device {
+        Device {
+            name: format!("soft:{name}"),
+            backend: Backend::Soft,
+            guid: nic.guid(),
+            speed_mbps: None,
+        }
+    }
+
+    /// `10.0.0.1`, `::1`, `fe80::1%eth0`.
+    fn parse_address(text: &str) -> Result<(IpAddr, u32)> {
+        let bad =
+            |what: String| Error::verb("ibv_open_device", Cause::Invalid { what: what.into() });
+        let (ip, scope) = text.split_once('%').unwrap_or((text, ""));
+        let ip =
+            ip.parse().map_err(|_| bad(format!("soft:udp={text}: {ip:?} is no IP address")))?;
+        if scope.is_empty() {
+            return Ok((ip, 0));
+        }
+        if let Ok(index) = scope.parse() {
+            return Ok((ip, index));
+        }
+        match netdev::interface(scope)? {
+            Some(dev) => Ok((ip, dev.index)),
+            None => Err(bad(format!("soft:udp={text}: there is no interface {scope:?}"))),
+        }
+    }
+
+    fn refused(verb: &'static str, e: &OpenError) -> Error {
+        let why = e.to_string().into();
+        let errno = e.errno();
+        Error::verb(
+            verb,
+            match e {
+                OpenError::NoAddress { .. } => Cause::NoDevice { why },
+                _ => Cause::Address { errno, why },
+            },
+        )
+    }
+}
+
+#[cfg(not(all(feature = "udp", target_os = "linux")))]
+mod soft {
+    use super::{Context, Device, Error, Result};
+
+    const WHY: &str = "soft devices on real networks need Linux and the feature \"udp\"; softroce::sim works \
+                       everywhere";
+
+    pub(super) fn status() -> Result<()> {
+        Err(Error::NoDevice(WHY.into()))
+    }
+
+    pub(super) fn devices() -> Result<Vec<Device>> {
+        Ok(Vec::new())
+    }
+
+    pub(super) fn open(_name: &str) -> Result<Context> {
+        status()?;
+        Err(super::no_device(_name))
+    }
+}

@@ -1,0 +1,65 @@
+//! Memory windows: keys to parts of a region that come and go by work requests.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::mem::MwKind;
+use crate::wire::num::Rkey;
+
+use super::pd::ProtectionDomain;
+
+/// Type of a memory window.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MwType {
+    /// Bound by its own verb, for every queue pair of the protection domain. Not offered yet.
+    Type1,
+    /// Bound by a work request, for the queue pair that executes it (2B).
+    Type2,
+}
+
+impl From<MwType> for MwKind {
+    fn from(t: MwType) -> Self {
+        match t {
+            MwType::Type1 => Self::Type1,
+            MwType::Type2 => Self::Type2,
+        }
+    }
+}
+
+/// A memory window. Dropped, it is unbound and destroyed.
+#[doc(alias = "ibv_mw")]
+#[derive(Debug)]
+pub struct MemoryWindow {
+    pd: ProtectionDomain,
+    rkey: AtomicU32,
+    kind: MwType,
+}
+
+impl MemoryWindow {
+    pub(crate) fn new(pd: ProtectionDomain, rkey: Rkey, kind: MwType) -> Self {
+        Self { pd, rkey: AtomicU32::new(rkey.0), kind }
+    }
+
+    /// The key by which peers reach it, once it is bound.
+    pub fn rkey(&self) -> u32 {
+        self.rkey.load(Ordering::Relaxed)
+    }
+
+    /// Its type.
+    pub fn kind(&self) -> MwType {
+        self.kind
+    }
+
+    /// A bind with this key was posted.
+    pub(crate) fn set_rkey(&self, rkey: u32) {
+        self.rkey.store(rkey, Ordering::Relaxed);
+    }
+}
+
+impl Drop for MemoryWindow {
+    #[doc(alias = "ibv_dealloc_mw")]
+    fn drop(&mut self) {
+        let rkey = Rkey(self.rkey());
+        // The window exists as long as this does.
+        let _ = self.pd.nic().control(|engine, _| engine.dealloc_mw(self.pd.id(), rkey));
+    }
+}

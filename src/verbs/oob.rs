@@ -1,0 +1,256 @@
+//! Telling the peer, out of band: over any stream that both sides share.
+//!
+//! Queue pairs need to know each other before they can connect. Most programs have a TCP connection for
+//! that; [`exchange`] sends what this side has to say and receives what the other side says.
+
+use std::io::{Read, Write};
+
+use crate::engine::cause::Cause;
+use crate::wire::num::{Gid, Mtu};
+
+use super::endpoint::QpEndpoint;
+use super::error::{Error, Result};
+use super::mr::RemoteMr;
+
+/// First byte of every message: raised when the format changes.
+const VERSION: u8 = 1;
+/// Longest message: bounds what a stranger can make us allocate.
+const MAX_LEN: u32 = 1 << 20;
+
+/// Sends ours, receives theirs. Both sides call it, with the same type. `exchange(&())` is a barrier.
+///
+/// ```
+/// use softroce::prelude::*;
+/// use std::os::unix::net::UnixStream;
+/// let (mut a, mut b) = UnixStream::pair().unwrap();
+/// let other = std::thread::spawn(move || oob::exchange(&mut b, &("from b".to_owned(), 2u32)).unwrap());
+/// assert_eq!(oob::exchange(&mut a, &("from a".to_owned(), 1u32)).unwrap(), ("from b".to_owned(), 2));
+/// assert_eq!(other.join().unwrap(), ("from a".to_owned(), 1));
+/// ```
+///
+/// # Errors
+/// The stream's; `EINVAL`: the peer says something of another type or version.
+pub fn exchange<T: Wire>(stream: &mut (impl Read + Write), ours: &T) -> Result<T> {
+    send(stream, ours)?;
+    receive(stream)
+}
+
+/// Sends a message.
+///
+/// # Errors
+/// The stream's.
+pub fn send<T: Wire>(stream: &mut impl Write, ours: &T) -> Result<()> {
+    let mut body = vec![VERSION, 0, 0, 0, 0];
+    ours.encode(&mut body);
+    let len = u32::try_from(body.len() - 5).ok().filter(|&n| n <= MAX_LEN);
+    let Some(len) = len else { return Err(bad("a message is at most 1 MiB")) };
+    body[1..5].copy_from_slice(&len.to_be_bytes());
+    stream.write_all(&body)?;
+    stream.flush()?;
+    Ok(())
+}
+
+/// Receives a message.
+///
+/// # Errors
+/// As [`exchange`].
+pub fn receive<T: Wire>(stream: &mut impl Read) -> Result<T> {
+    let mut head = [0; 5];
+    stream.read_exact(&mut head)?;
+    if head[0] != VERSION {
+        return Err(bad(
+            "the peer speaks another version of the exchange, or is no softroce program",
+        ));
+    }
+    let len = u32::from_be_bytes([head[1], head[2], head[3], head[4]]);
+    if len > MAX_LEN {
+        return Err(bad("the peer announces a message above 1 MiB"));
+    }
+    let mut body = vec![0; len as usize];
+    stream.read_exact(&mut body)?;
+    let mut rest = &body[..];
+    let value = T::decode(&mut rest)?;
+    if rest.is_empty() {
+        Ok(value)
+    } else {
+        Err(bad("the peer says more than expected: another type?"))
+    }
+}
+
+fn bad(what: &'static str) -> Error {
+    Error::verb("oob", Cause::Invalid { what: what.into() })
+}
+
+/// A fixed little wire format: big-endian numbers, counted lists.
+pub trait Wire: Sized {
+    /// Appends it.
+    fn encode(&self, out: &mut Vec<u8>);
+    /// Takes it from the front.
+    ///
+    /// # Errors
+    /// `EINVAL`: too short, or not a value.
+    fn decode(b: &mut &[u8]) -> Result<Self>;
+}
+
+fn take<'a>(b: &mut &'a [u8], n: usize) -> Result<&'a [u8]> {
+    let (front, rest) = b
+        .split_at_checked(n)
+        .ok_or_else(|| bad("the peer says less than expected: another type?"))?;
+    *b = rest;
+    Ok(front)
+}
+
+macro_rules! numbers {
+    ($($t:ty),+) => {$(
+        impl Wire for $t {
+            fn encode(&self, out: &mut Vec<u8>) {
+                out.extend_from_slice(&self.to_be_bytes());
+            }
+            fn decode(b: &mut &[u8]) -> Result<Self> {
+                let mut bytes = [0; size_of::<$t>()];
+                bytes.copy_from_slice(take(b, size_of::<$t>())?);
+                Ok(Self::from_be_bytes(bytes))
+            }
+        }
+    )+};
+}
+numbers!(u8, u16, u32, u64);
+
+impl Wire for () {
+    fn encode(&self, _out: &mut Vec<u8>) {}
+    fn decode(_b: &mut &[u8]) -> Result<Self> {
+        Ok(())
+    }
+}
+
+impl Wire for String {
+    fn encode(&self, out: &mut Vec<u8>) {
+        self.as_bytes().to_vec().encode(out);
+    }
+    fn decode(b: &mut &[u8]) -> Result<Self> {
+        Self::from_utf8(Vec::decode(b)?).map_err(|_| bad("the peer's text is not UTF-8"))
+    }
+}
+
+impl<T: Wire> Wire for Vec<T> {
+    fn encode(&self, out: &mut Vec<u8>) {
+        u32::try_from(self.len()).unwrap_or(u32::MAX).encode(out);
+        for item in self {
+            item.encode(out);
+        }
+    }
+    fn decode(b: &mut &[u8]) -> Result<Self> {
+        let n = u32::decode(b)?;
+        // Nothing is reserved for what a stranger only claims to send. Items of no bytes are none.
+        let mut items = Self::new();
+        for _ in 0..n {
+            if b.is_empty() {
+                return Err(bad("the peer's list is shorter than it says"));
+            }
+            items.push(T::decode(b)?);
+        }
+        Ok(items)
+    }
+}
+
+macro_rules! tuples {
+    ($(($($name:ident $i:tt),+))+) => {$(
+        impl<$($name: Wire),+> Wire for ($($name,)+) {
+            fn encode(&self, out: &mut Vec<u8>) {
+                $(self.$i.encode(out);)+
+            }
+            fn decode(b: &mut &[u8]) -> Result<Self> {
+                Ok(($($name::decode(b)?,)+))
+            }
+        }
+    )+};
+}
+tuples! { (A 0, B 1) (A 0, B 1, C 2) (A 0, B 1, C 2, D 3) }
+
+impl Wire for RemoteMr {
+    fn encode(&self, out: &mut Vec<u8>) {
+        (self.addr, self.len, self.rkey).encode(out);
+    }
+    fn decode(b: &mut &[u8]) -> Result<Self> {
+        let (addr, len, rkey) = Wire::decode(b)?;
+        Ok(Self { addr, len, rkey })
+    }
+}
+
+impl Wire for QpEndpoint {
+    fn encode(&self, out: &mut Vec<u8>) {
+        out.push(1); // of this record
+        out.extend_from_slice(&self.gid.0);
+        (self.qpn, self.psn, self.qkey).encode(out);
+        (self.lid, self.mtu as u8, self.rd_atomic).encode(out);
+        self.rx_buffer.encode(out);
+    }
+    fn decode(b: &mut &[u8]) -> Result<Self> {
+        if u8::decode(b)? != 1 {
+            return Err(bad("the peer's endpoint is of another version"));
+        }
+        let mut gid = [0; 16];
+        gid.copy_from_slice(take(b, 16)?);
+        let (qpn, psn, qkey): (u32, u32, u32) = Wire::decode(b)?;
+        let (lid, mtu, rd_atomic): (u16, u8, u8) = Wire::decode(b)?;
+        let rx_buffer = u32::decode(b)?;
+        let mtu = Mtu::from_raw(mtu).ok_or_else(|| bad("the peer's MTU is none that exists"))?;
+        if qpn > 0xff_ffff || psn > 0xff_ffff {
+            return Err(bad("the peer's queue pair number or PSN has more than 24 bits"));
+        }
+        Ok(Self { gid: Gid(gid), qpn, psn, qkey, lid, mtu, rd_atomic, scope_id: 0, rx_buffer })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn endpoint() -> QpEndpoint {
+        "[10.0.0.1]/11/22/33/4096/16/44".parse().unwrap()
+    }
+
+    #[test]
+    fn an_endpoint_takes_a_few_dozen_bytes_and_comes_back() {
+        let mut out = Vec::new();
+        endpoint().encode(&mut out);
+        assert_eq!(out.len(), 37);
+        assert_eq!(QpEndpoint::decode(&mut &out[..]).unwrap(), endpoint());
+        let mut out = Vec::new();
+        RemoteMr { addr: 1, len: 2, rkey: 3 }.encode(&mut out);
+        assert_eq!(out.len(), 20);
+    }
+
+    #[test]
+    fn strangers_are_refused_with_a_sentence() {
+        for (bytes, part) in [
+            (&b"GET / HTTP/1.1\r\n"[..], "another version"),
+            (&[1, 0xff, 0, 0, 0][..], "above 1 MiB"),
+            (&[1, 0, 0, 0, 1, 9][..], "more than expected"),
+        ] {
+            let e = receive::<()>(&mut &bytes[..]).unwrap_err();
+            assert!(e.to_string().contains(part), "{e}");
+        }
+        let e = receive::<u64>(&mut &[1, 0, 0, 0, 1, 9][..]).unwrap_err();
+        assert!(e.to_string().contains("less than expected"), "{e}");
+        assert!(receive::<()>(&mut &[1][..]).is_err(), "a stream that ends is an error");
+    }
+
+    proptest! {
+        #[test]
+        fn nested_values_round_trip(a: u64, text in ".{0,20}", list in proptest::collection::vec(any::<u32>(), 0..9)) {
+            let value = (a, (text, list), vec![(endpoint(), RemoteMr { addr: a, len: 7, rkey: 1 })]);
+            let mut stream = Vec::new();
+            send(&mut stream, &value).unwrap();
+            let back: (u64, (String, Vec<u32>), Vec<(QpEndpoint, RemoteMr)>) = receive(&mut &stream[..]).unwrap();
+            prop_assert_eq!(back, value);
+        }
+
+        #[test]
+        fn garbage_never_panics(bytes in proptest::collection::vec(any::<u8>(), 0..80)) {
+            let _ = receive::<(QpEndpoint, Vec<RemoteMr>)>(&mut &bytes[..]);
+            let _ = Vec::<()>::decode(&mut &bytes[..]);
+        }
+    }
+}

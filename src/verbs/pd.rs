@@ -1,0 +1,219 @@
+//! Protection domains: what may work together.
+#![allow(
+    unsafe_code,
+    reason = "reg_mr takes over a contract from its caller; no memory is touched here"
+)]
+
+use std::sync::Arc;
+
+use crate::engine::cause::Cause;
+use crate::mem::{Access, IovaChoice, PdId, Region};
+use crate::nic::Nic;
+
+use super::ah::AddressHandle;
+use super::attr::AhAttr;
+use super::context::Context;
+use super::cq::CompletionQueue;
+use super::error::{Error, Named, Result};
+use super::mr::MemoryRegion;
+use super::mw::{MemoryWindow, MwType};
+use super::pool::Pool;
+use super::qp::{QpBuilder, QpType};
+use super::srq::SharedReceiveQueue;
+use super::wc::WorkCompletion;
+
+#[derive(Debug)]
+struct Inner {
+    ctx: Context,
+    id: PdId,
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // Everything made in it holds a reference, so nothing is left in it.
+        let _ = self.ctx.nic().control(|engine, _| engine.dealloc_pd(self.id));
+    }
+}
+
+/// A protection domain. Queue pairs reach only memory of their own domain, and so do their peers.
+///
+/// A cheap handle: clones are the same domain. It is freed with the last object made in it.
+#[doc(alias = "ibv_pd")]
+#[derive(Clone, Debug)]
+pub struct ProtectionDomain(Arc<Inner>);
+
+impl ProtectionDomain {
+    pub(crate) fn new(ctx: &Context) -> Result<Self> {
+        let id = ctx.nic().control(|engine, _| engine.alloc_pd()).of("ibv_alloc_pd")?;
+        Ok(Self(Arc::new(Inner { ctx: ctx.clone(), id })))
+    }
+
+    /// The device.
+    pub fn context(&self) -> &Context {
+        &self.0.ctx
+    }
+
+    pub(crate) fn nic(&self) -> &Arc<Nic> {
+        self.0.ctx.nic()
+    }
+
+    pub(crate) fn id(&self) -> PdId {
+        self.0.id
+    }
+
+    /// Zeroed memory of our own, registered: the way to memory that needs no `unsafe`.
+    ///
+    /// `Access::REMOTE` lets peers do everything, `Access::LOCAL` nothing.
+    ///
+    /// # Errors
+    /// `EINVAL`: no bytes, or rights that need `LOCAL_WRITE` without it. `ENOMEM`.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// # let [ctx] = softroce::sim::Sim::new(1).hosts(Default::default());
+    /// let mr = ctx.alloc_pd()?.alloc_mr(1 << 20, Access::LOCAL | Access::REMOTE_READ)?;
+    /// assert_eq!(mr.len(), 1 << 20);
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_reg_mr")]
+    pub fn alloc_mr(&self, len: usize, access: Access) -> Result<MemoryRegion> {
+        let region = Region::alloc(len).of("ibv_reg_mr")?;
+        self.register(region, IovaChoice::Allocate, access)
+    }
+
+    fn register(
+        &self,
+        region: Arc<Region>,
+        iova: IovaChoice,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        self.nic().enter().of("ibv_reg_mr")?;
+        let kept = Arc::clone(&region);
+        let keys = self
+            .nic()
+            .control(|engine, _| engine.register(self.id(), kept, iova, access))
+            .of("ibv_reg_mr")?;
+        Ok(MemoryRegion::new(self.clone(), region, keys))
+    }
+
+    /// Registers memory of the program's. Requests and peers name it by its address.
+    ///
+    /// # Safety
+    /// Until the `MemoryRegion` is dropped the bytes are valid, and no Rust reference to them is used while
+    /// the device or a peer may touch them. The words at both ends are accessed whole (8 bytes, aligned),
+    /// the neighbours' bytes kept.
+    ///
+    /// # Errors
+    /// As [`alloc_mr`](Self::alloc_mr).
+    #[doc(alias = "ibv_reg_mr")]
+    pub unsafe fn reg_mr(&self, ptr: *mut u8, len: usize, access: Access) -> Result<MemoryRegion> {
+        // SAFETY: the caller's promise.
+        let region = unsafe { foreign(ptr, len)? };
+        self.register(region, IovaChoice::HostAddress, access)
+    }
+
+    /// As [`reg_mr`](Self::reg_mr), with an address of the caller's choice for requests and peers.
+    ///
+    /// # Safety
+    /// As [`reg_mr`](Self::reg_mr).
+    ///
+    /// # Errors
+    /// As [`alloc_mr`](Self::alloc_mr); `EINVAL` if address and length wrap.
+    #[doc(alias = "ibv_reg_mr_iova")]
+    pub unsafe fn reg_mr_iova(
+        &self,
+        ptr: *mut u8,
+        len: usize,
+        iova: u64,
+        access: Access,
+    ) -> Result<MemoryRegion> {
+        // SAFETY: the caller's promise.
+        let region = unsafe { foreign(ptr, len)? };
+        self.register(region, IovaChoice::At(iova), access)
+    }
+
+    /// `count` buffers of `buf_len` bytes in one registration, for receives and sends.
+    ///
+    /// # Errors
+    /// As [`alloc_mr`](Self::alloc_mr).
+    pub fn pool(&self, buf_len: usize, count: usize) -> Result<Pool> {
+        Pool::new(self, buf_len, count)
+    }
+
+    /// Starts making a queue pair that reports to `cq`.
+    #[doc(alias("ibv_create_qp", "ibv_create_qp_ex"))]
+    pub fn create_qp(&self, kind: QpType, cq: &CompletionQueue) -> QpBuilder {
+        QpBuilder::new(self, kind, cq)
+    }
+
+    /// A receive queue for many queue pairs.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`, for now.
+    #[doc(alias = "ibv_create_srq")]
+    pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
+        let _ = (max_wr, max_sge);
+        Err(Error::verb(
+            "ibv_create_srq",
+            Cause::Unsupported {
+                what: "shared receive queues are not offered yet: give each queue pair its own receives",
+            },
+        ))
+    }
+
+    /// An address handle for datagrams.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`, for now.
+    #[doc(alias = "ibv_create_ah")]
+    pub fn create_ah(&self, attr: &AhAttr) -> Result<AddressHandle> {
+        let _ = attr;
+        Err(Error::verb("ibv_create_ah", NO_UD))
+    }
+
+    /// An address handle for answering the sender of a datagram.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`, for now.
+    #[doc(alias = "ibv_create_ah_from_wc")]
+    pub fn create_ah_from_wc(&self, wc: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressHandle> {
+        let _ = (wc, grh);
+        Err(Error::verb("ibv_create_ah", NO_UD))
+    }
+
+    /// A memory window, not bound yet.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP` for type 1, for now. `ENOMEM`: too many.
+    #[doc(alias = "ibv_alloc_mw")]
+    pub fn alloc_mw(&self, kind: MwType) -> Result<MemoryWindow> {
+        self.nic().enter().of("ibv_alloc_mw")?;
+        let rkey = self
+            .nic()
+            .control(|engine, _| engine.alloc_mw(self.id(), kind.into()))
+            .of("ibv_alloc_mw")?;
+        Ok(MemoryWindow::new(self.clone(), rkey, kind))
+    }
+}
+
+const NO_UD: Cause = Cause::Unsupported {
+    what: "queue pairs of type UD are not offered yet: use RC, which needs no handle",
+};
+
+/// # Safety
+/// As [`ProtectionDomain::reg_mr`].
+unsafe fn foreign(ptr: *mut u8, len: usize) -> Result<Arc<Region>> {
+    if len == 0 {
+        return Err(Error::verb("ibv_reg_mr", crate::mem::MemError::Empty));
+    }
+    if ptr.is_null() {
+        return Err(Error::verb(
+            "ibv_reg_mr",
+            Cause::Invalid { what: "the address is null".into() },
+        ));
+    }
+    // SAFETY: the caller's promise.
+    Ok(unsafe { Region::foreign(ptr, len, None) })
+}

@@ -1,0 +1,604 @@
+//! Queue pairs.
+
+use std::sync::Arc;
+
+use crate::engine::cause::Cause;
+use crate::engine::cc::CongestionControl;
+use crate::engine::qp::attr::Mask;
+use crate::engine::{QpFace, QpHandle, QpInit};
+use crate::mem::Access;
+use crate::queue::{PostError, SendFlags, SendOp, SendProducer, SendWqe};
+use crate::sync::MutexGuard;
+use crate::wire::num::{Gid, Psn, Rkey};
+
+pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
+
+use super::attr::AhAttr;
+use super::cq::CompletionQueue;
+use super::endpoint::QpEndpoint;
+use super::error::{Error, Named, Result};
+use super::pd::ProtectionDomain;
+use super::srq::SharedReceiveQueue;
+use super::wr::{Local, RecvWr, SendWr, Source};
+
+/// Longest message.
+const MAX_MSG: u64 = 1 << 31;
+
+/// Makes a queue pair.
+#[derive(Debug)]
+#[must_use = "nothing is made before `build`"]
+pub struct QpBuilder {
+    pd: ProtectionDomain,
+    kind: QpType,
+    send_cq: CompletionQueue,
+    recv_cq: CompletionQueue,
+    cap: QpCap,
+    port: u8,
+    gid_index: Option<u16>,
+    access: Access,
+    sig_all: bool,
+    srq: bool,
+    cc: Option<Box<dyn CongestionControl>>,
+}
+
+impl QpBuilder {
+    pub(crate) fn new(pd: &ProtectionDomain, kind: QpType, cq: &CompletionQueue) -> Self {
+        Self {
+            pd: pd.clone(),
+            kind,
+            send_cq: cq.clone(),
+            recv_cq: cq.clone(),
+            cap: QpCap::default(),
+            port: 1,
+            gid_index: None,
+            access: Access::REMOTE,
+            sig_all: false,
+            srq: false,
+            cc: None,
+        }
+    }
+
+    /// Receives complete here, not where sends do.
+    pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
+        self.recv_cq = cq.clone();
+        self
+    }
+
+    /// Receives come from a shared queue. Not offered yet.
+    pub fn srq(mut self, _srq: &SharedReceiveQueue) -> Self {
+        self.srq = true;
+        self
+    }
+
+    /// Sizes of the queues.
+    pub fn cap(mut self, cap: QpCap) -> Self {
+        self.cap = cap;
+        self
+    }
+
+    /// Slots of the send and the receive queue.
+    pub fn depth(mut self, send: u32, recv: u32) -> Self {
+        self.cap.send_wr = send;
+        self.cap.recv_wr = recv;
+        self
+    }
+
+    /// Port of the device, 1.
+    pub fn port(mut self, port: u8) -> Self {
+        self.port = port;
+        self
+    }
+
+    /// Which of the device's addresses to use. Default: the first IPv4 one, else the first.
+    pub fn gid_index(mut self, i: u16) -> Self {
+        self.gid_index = Some(i);
+        self
+    }
+
+    /// What peers may do through this queue pair. Default: everything that their keys allow.
+    pub fn access(mut self, a: Access) -> Self {
+        self.access = a;
+        self
+    }
+
+    /// Every request makes a completion, signaled or not.
+    pub fn sig_all(mut self) -> Self {
+        self.sig_all = true;
+        self
+    }
+
+    /// How fast it sends. Default: as fast as it can.
+    pub fn congestion_control(mut self, cc: impl CongestionControl + 'static) -> Self {
+        self.cc = Some(Box::new(cc));
+        self
+    }
+
+    /// Makes it, in INIT, so that receives can be posted before anybody connects.
+    ///
+    /// # Errors
+    /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or objects of different
+    /// devices.
+    #[doc(alias = "ibv_create_qp")]
+    pub fn build(self) -> Result<QueuePair> {
+        let qp = self.build_reset()?;
+        qp.modify(&qp.init_attr())?;
+        Ok(qp)
+    }
+
+    /// Makes it, in RESET, for those who drive the state machine themselves.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    #[doc(alias = "ibv_create_qp")]
+    pub fn build_reset(self) -> Result<QueuePair> {
+        let verb = "ibv_create_qp";
+        let ctx = self.pd.context();
+        if self.srq {
+            let what = "shared receive queues are not offered yet";
+            return Err(Error::verb(verb, Cause::Unsupported { what }));
+        }
+        if !self.send_cq.context().is(ctx) || !self.recv_cq.context().is(ctx) {
+            let what = "the completion queue belongs to another device than the protection domain";
+            return Err(Error::verb(verb, Cause::Mismatch { what }));
+        }
+        let gids = ctx.gids()?;
+        let gid_index = match self.gid_index {
+            Some(i) if usize::from(i) < gids.len() => i,
+            Some(i) => {
+                let max = gids.len().saturating_sub(1) as u64;
+                let cause = Cause::AttrRange { attr: "sgid_index", got: i.into(), max };
+                return Err(Error::verb(verb, cause));
+            }
+            None => {
+                let v4 = gids.iter().position(|g| g.gid.ip().is_some_and(|ip| ip.is_ipv4()));
+                u16::try_from(v4.unwrap_or(0)).unwrap_or(0)
+            }
+        };
+        let nic = ctx.nic();
+        nic.enter().of(verb)?;
+        let init = QpInit {
+            kind: self.kind,
+            pd: self.pd.id(),
+            send_cq: self.send_cq.number(),
+            recv_cq: self.recv_cq.number(),
+            cap: self.cap,
+            sig_all: self.sig_all,
+            cc: self.cc,
+        };
+        let (handle, face) = nic.create_qp(init, ctx.events()).of(verb)?;
+        let psn = nic.control(|engine, _| engine.random_psn());
+        Ok(QueuePair {
+            pd: self.pd,
+            _send_cq: self.send_cq,
+            _recv_cq: self.recv_cq,
+            handle,
+            face,
+            access: self.access,
+            port: self.port,
+            gid_index,
+            gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
+            psn,
+            alive: true,
+        })
+    }
+}
+
+/// A queue pair, with one owner (put it into an `Arc` to share it; posting takes `&self`).
+///
+/// Dropped, it is destroyed: what it has not been polled for vanishes, what it owes its peer is sent.
+///
+/// ```
+/// use softroce::prelude::*;
+/// # fn main() -> Result<()> {
+/// let sim = softroce::sim::Sim::new(1);
+/// let [a, b] = sim.hosts(Default::default());
+/// let side = |ctx: &Context| -> Result<_> {
+///     let (pd, cq) = (ctx.alloc_pd()?, ctx.create_cq(16)?);
+///     let qp = pd.create_qp(QpType::Rc, &cq).build()?;
+///     Ok((pd.alloc_mr(64, Access::LOCAL)?, cq, qp))
+/// };
+/// let ((_, cq, x), (mr, theirs, y)) = (side(&a)?, side(&b)?);
+/// x.connect(&y.endpoint())?;
+/// y.connect(&x.endpoint())?;
+///
+/// y.post_recv(RecvWr::new(7, mr.sge(..)))?;
+/// x.post_send(SendWr::send(1, inline(b"hello")))?;
+/// cq.wait(Duration::from_secs(1))?.ok()?;
+/// let wc = theirs.wait(Duration::from_secs(1))?.ok()?;
+/// assert_eq!((wc.wr_id, mr.to_vec(0..wc.byte_len as usize)), (7, b"hello".to_vec()));
+/// # Ok(())
+/// # }
+/// ```
+#[doc(alias = "ibv_qp")]
+#[derive(Debug)]
+pub struct QueuePair {
+    pd: ProtectionDomain,
+    _send_cq: CompletionQueue,
+    _recv_cq: CompletionQueue,
+    handle: QpHandle,
+    face: Arc<QpFace>,
+    access: Access,
+    port: u8,
+    gid_index: u16,
+    gid: Gid,
+    psn: Psn,
+    alive: bool,
+}
+
+impl QueuePair {
+    /// Its number.
+    pub fn number(&self) -> u32 {
+        self.face.qpn().raw()
+    }
+
+    /// Sizes of its queues.
+    pub fn cap(&self) -> QpCap {
+        self.face.cap()
+    }
+
+    /// Its protection domain.
+    pub fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    /// Where a peer finds this queue pair. The first PSN is drawn once, when it is made.
+    pub fn endpoint(&self) -> QpEndpoint {
+        let ctx = self.pd.context();
+        QpEndpoint {
+            gid: self.gid,
+            qpn: self.number(),
+            psn: self.psn.raw(),
+            qkey: 0,
+            lid: 0,
+            mtu: ctx.active_mtu(),
+            rd_atomic: crate::nic::device::Limits::ALL.max_rd_atomic.min(16),
+            scope_id: ctx.scope_of(self.gid_index),
+            rx_buffer: ctx.rx_buffer(),
+        }
+    }
+
+    fn init_attr(&self) -> QpAttr {
+        QpAttr::to(QpState::Init).port(self.port).pkey_index(0_u16).access(self.access)
+    }
+
+    /// INIT to RTS against a peer, with ordinary timers: the smaller path MTU and READ depth of both
+    /// sides, timeout 17 (0.54 s: a NIC in user space stops with its process), retry_cnt 7, rnr_retry 7,
+    /// min_rnr_timer 12 (0.64 ms).
+    ///
+    /// # Errors
+    /// `EINVAL` with the attribute at fault, for example an address of another family.
+    pub fn connect(&self, peer: &QpEndpoint) -> Result<()> {
+        self.connect_with(peer, QpAttr::default())
+    }
+
+    /// The same, with any attribute overridden at the step that takes it.
+    ///
+    /// # Errors
+    /// As [`connect`](Self::connect).
+    pub fn connect_with(&self, peer: &QpEndpoint, over: QpAttr) -> Result<()> {
+        let mine = self.endpoint();
+        if self.state()? == QpState::Reset {
+            self.modify(
+                &self.init_attr().overridden(&over, Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS),
+            )?;
+        }
+        let nic = self.pd.nic();
+        nic.control(|engine, _| engine.set_peer_buffer(self.handle, peer.rx_buffer))
+            .of("ibv_modify_qp")?;
+        let ah = AhAttr { sgid_index: self.gid_index, port: self.port, ..peer.ah() };
+        let depth = mine.rd_atomic.min(peer.rd_atomic);
+        let rtr = QpAttr::to(QpState::Rtr)
+            .ah(ah)
+            .path_mtu(mine.mtu.min(peer.mtu))
+            .dest_qpn(peer.qpn)
+            .rq_psn(peer.psn)
+            .max_dest_rd_atomic(depth)
+            .min_rnr_timer(12);
+        let takes = Mask::AV
+            | Mask::PATH_MTU
+            | Mask::DEST_QPN
+            | Mask::RQ_PSN
+            | Mask::MAX_DEST_RD_ATOMIC
+            | Mask::MIN_RNR_TIMER
+            | Mask::ACCESS
+            | Mask::ALT_PATH
+            | Mask::RATE_LIMIT;
+        self.modify(&rtr.overridden(&over, takes))?;
+        let rts = QpAttr::to(QpState::Rts)
+            .sq_psn(self.psn.raw())
+            .timeout(17)
+            .retry_cnt(7)
+            .rnr_retry(7)
+            .max_rd_atomic(depth);
+        let takes = Mask::SQ_PSN
+            | Mask::TIMEOUT
+            | Mask::RETRY_CNT
+            | Mask::RNR_RETRY
+            | Mask::MAX_RD_ATOMIC
+            | Mask::PATH_MIG;
+        self.modify(&rts.overridden(&over, takes))
+    }
+
+    /// INIT to RTS for a datagram queue pair.
+    ///
+    /// # Errors
+    /// `EINVAL`: it is of another type.
+    pub fn activate(&self, qkey: u32) -> Result<()> {
+        let _ = qkey;
+        Err(Error::verb(
+            "ibv_modify_qp",
+            Cause::Invalid {
+                what: "only a datagram queue pair is activated: connect this one".into(),
+            },
+        ))
+    }
+
+    /// Changes attributes, and with them the state. What is `None` is left alone. On an error nothing has
+    /// changed.
+    ///
+    /// # Errors
+    /// `EINVAL` with the attribute at fault: missing, not taken at this step, or out of range. `EBUSY`:
+    /// something is under way. `EOPNOTSUPP`: alternate path, rate limit.
+    #[doc(alias = "ibv_modify_qp")]
+    pub fn modify(&self, attr: &QpAttr) -> Result<()> {
+        let nic = self.pd.nic();
+        nic.enter().of("ibv_modify_qp")?;
+        nic.control(|engine, now| engine.modify_qp(now, self.handle, attr)).of("ibv_modify_qp")
+    }
+
+    /// Its attributes.
+    ///
+    /// # Errors
+    /// `EDEADLK` inside a tap of a simulation.
+    #[doc(alias = "ibv_query_qp")]
+    pub fn query(&self) -> Result<QpAttr> {
+        let nic = self.pd.nic();
+        nic.enter().of("ibv_query_qp")?;
+        nic.control(|engine, _| engine.query_qp(self.handle)).of("ibv_query_qp")
+    }
+
+    /// What it was made with.
+    pub fn query_init(&self) -> QpInitAttr {
+        QpInitAttr { kind: self.face.kind(), cap: self.face.cap(), sig_all: self.face.sig_all() }
+    }
+
+    /// Its state.
+    ///
+    /// # Errors
+    /// None here; other backends may fail.
+    pub fn state(&self) -> Result<QpState> {
+        Ok(self.face.state())
+    }
+
+    /// Posts requests with one doorbell. Each is posted whole or not at all.
+    ///
+    /// # Errors
+    /// [`Error::Post`]: how many are in the queue, and why the next one is not: `EINVAL` (wrong state,
+    /// too many pieces, too many bytes, a request that does not fit the queue pair), `ENOMEM` (queue
+    /// full), `EOPNOTSUPP`.
+    #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete"))]
+    pub fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> Result<()> {
+        let nic = self.pd.nic();
+        nic.enter().map_err(|cause| Error::post(0, cause))?;
+        // Rings when it goes: also if the caller's iterator panics, for what was posted whole by then.
+        struct Bell<'q, F: FnMut()>(MutexGuard<'q, SendProducer>, usize, F);
+        impl<F: FnMut()> Drop for Bell<'_, F> {
+            fn drop(&mut self) {
+                if self.1 > 0 {
+                    self.0.publish();
+                }
+            }
+        }
+        let mut posted = 0;
+        let result = {
+            let mut wrs = wrs.into_iter();
+            let mut bell = Bell(self.face.sq.lock(), 0, || ());
+            loop {
+                // The caller's code runs under the lock of this queue only: posting to it from there
+                // would deadlock, so its requests are fetched before the queue is touched.
+                let Some(wr) = wrs.next() else { break Ok(()) };
+                match self.stage(&mut bell.0, &wr) {
+                    Ok(()) => bell.1 += 1,
+                    Err(cause) => break Err(Error::post(bell.1, cause)),
+                }
+                posted = bell.1;
+            }
+        };
+        if posted > 0 {
+            nic.doorbell(self.handle, &self.face);
+        }
+        result
+    }
+
+    /// Writes one request into the queue.
+    fn stage(&self, sq: &mut SendProducer, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
+        let state = self.face.state();
+        if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
+            return Err(Cause::State {
+                state,
+                want: "RTS (or SQD, SQE, ERR) for posting to the send queue",
+            });
+        }
+        if let Some(flaw) = wr.flaw {
+            return Err(Cause::Invalid { what: flaw.into() });
+        }
+        self.check_kind(wr)?;
+        let mut flags = wr.flags;
+        if self.face.sig_all() {
+            flags |= SendFlags::SIGNALED;
+        }
+        if let Some((mw, bind)) = &wr.bind {
+            if bind.new_rkey.0 & !0xff != bind.mw.0 & !0xff {
+                return Err(Cause::Invalid {
+                    what: "only the low 8 bits of a window's key may be chosen".into(),
+                });
+            }
+            sq.stage_bind(wr.id, flags, bind).map_err(|e| self.refused(e, 0))?;
+            mw.set_rkey(bind.new_rkey.0);
+            return Ok(());
+        }
+        let wqe = SendWqe {
+            wr_id: wr.id,
+            op: wr.op,
+            flags,
+            remote_addr: wr.remote.addr,
+            rkey: Rkey(wr.remote.rkey),
+            imm_or_inv: wr.imm_or_inv,
+            compare_add: wr.compare_add,
+            swap: wr.swap,
+            ..SendWqe::default()
+        };
+        match &wr.source {
+            Source::Inline(bytes) => {
+                sq.stage_inline(wqe, [*bytes]).map_err(|e| self.refused(e, bytes.len()))?;
+            }
+            Source::Local(local) => {
+                let list = local.as_slice();
+                check_length(wr.op, local)?;
+                sq.stage(wqe, list.iter().map(|s| s.to_mem()))
+                    .map_err(|e| self.refused(e, list.len()))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What this type of queue pair does not do.
+    fn check_kind(&self, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
+        if wr.datagram {
+            return Err(Cause::Invalid {
+                what: "a connected queue pair takes no .to(): it has one peer".into(),
+            });
+        }
+        if wr.xrc {
+            return Err(Cause::Unsupported { what: "XRC is not offered yet" });
+        }
+        match wr.op {
+            SendOp::Flush => Err(Cause::Unsupported { what: "FLUSH is not offered yet" }),
+            SendOp::AtomicWrite => Err(Cause::Unsupported {
+                what: "ATOMIC WRITE is not offered yet: use WRITE of 8 bytes",
+            }),
+            _ => Ok(()),
+        }
+    }
+
+    fn refused(&self, e: PostError, got: usize) -> Cause {
+        match e {
+            PostError::QueueFull { depth } => Cause::QueueFull { depth },
+            PostError::TooManySge { max } => Cause::TooManySge { got, max },
+            PostError::InlineTooLong { max } => Cause::InlineTooLong { got, max },
+            PostError::TooLong => {
+                Cause::MessageTooLong { got: u64::from(u32::MAX) + 1, max: MAX_MSG }
+            }
+        }
+    }
+
+    /// Posts receives. Allowed from INIT on.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send).
+    #[doc(alias = "ibv_post_recv")]
+    pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
+        let nic = self.pd.nic();
+        nic.enter().map_err(|cause| Error::post(0, cause))?;
+        let mut posted = 0;
+        let mut result = Ok(());
+        for wr in wrs {
+            let mut rq = self.face.rq.lock();
+            let list = wr.into.as_slice();
+            let state = self.face.state();
+            let staged = if state == QpState::Reset {
+                Err(Cause::State { state, want: "INIT or later for posting receives" })
+            } else if self.face.cap().recv_wr == 0 {
+                Err(Cause::QueueFull { depth: 0 })
+            } else {
+                rq.stage(wr.id, list.iter().map(|s| s.to_mem()))
+                    .map_err(|e| self.refused(e, list.len()))
+            };
+            match staged {
+                Ok(_) => {
+                    rq.publish();
+                    posted += 1;
+                }
+                Err(cause) => {
+                    result = Err(Error::post(posted, cause));
+                    break;
+                }
+            }
+        }
+        // In ERR the engine flushes what is posted; in all other states it looks when a message comes.
+        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
+        if posted > 0 && self.face.state() == QpState::Err {
+            nic.doorbell(self.handle, &self.face);
+        }
+        result
+    }
+
+    /// Joins a multicast group. For datagram queue pairs, which are not offered yet.
+    ///
+    /// # Errors
+    /// `EINVAL`: not a datagram queue pair.
+    #[doc(alias = "ibv_attach_mcast")]
+    pub fn attach_mcast(&self, gid: Gid) -> Result<()> {
+        let _ = gid;
+        Err(no_multicast("ibv_attach_mcast"))
+    }
+
+    /// Leaves a multicast group. For datagram queue pairs, which are not offered yet.
+    ///
+    /// # Errors
+    /// `EINVAL`: not a datagram queue pair.
+    #[doc(alias = "ibv_detach_mcast")]
+    pub fn detach_mcast(&self, gid: Gid) -> Result<()> {
+        let _ = gid;
+        Err(no_multicast("ibv_detach_mcast"))
+    }
+
+    /// Destroys it and says whether that went well; dropping does the same and keeps quiet.
+    ///
+    /// # Errors
+    /// `EDEADLK` inside a tap of a simulation.
+    #[doc(alias = "ibv_destroy_qp")]
+    pub fn destroy(mut self) -> Result<()> {
+        self.pd.nic().enter().of("ibv_destroy_qp")?;
+        self.alive = false;
+        self.pd.nic().destroy_qp(self.handle, self.number()).of("ibv_destroy_qp")
+    }
+}
+
+fn no_multicast(verb: &'static str) -> Error {
+    let what = "multicast is for datagram queue pairs, which are not offered yet".into();
+    Error::verb(verb, Cause::Invalid { what })
+}
+
+/// Lengths that the operation prescribes.
+fn check_length(op: SendOp, local: &Local<'_>) -> std::result::Result<(), Cause> {
+    let total: u64 = local.as_slice().iter().map(|s| u64::from(s.len())).sum();
+    if matches!(op, SendOp::CompareSwap | SendOp::FetchAdd) && total != 8 {
+        return Err(Cause::AtomicLocal { got: total });
+    }
+    if total > MAX_MSG {
+        return Err(Cause::MessageTooLong { got: total, max: MAX_MSG });
+    }
+    Ok(())
+}
+
+impl Drop for QueuePair {
+    fn drop(&mut self) {
+        if self.alive {
+            let _ = self.pd.nic().destroy_qp(self.handle, self.number());
+        }
+    }
+}
+
+/// What a queue pair was made with.
+#[doc(alias = "ibv_qp_init_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpInitAttr {
+    /// Its type.
+    pub kind: QpType,
+    /// Sizes of its queues.
+    pub cap: QpCap,
+    /// Every request makes a completion.
+    pub sig_all: bool,
+}

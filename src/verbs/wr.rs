@@ -1,0 +1,327 @@
+//! Work requests: what to do, with which bytes.
+
+use std::iter;
+
+use crate::mem::Access;
+use crate::queue::{BindWqe, SendFlags, SendOp};
+use crate::wire::num::{Lkey, Rkey};
+
+use super::ah::AddressHandle;
+use super::mr::{MemoryRegion, RemoteSlice, Sge};
+use super::mw::MemoryWindow;
+
+/// Pieces of registered memory: none, one or several.
+#[derive(Clone, Copy, Debug)]
+pub enum Local<'a> {
+    /// Nothing: a message of no bytes.
+    None,
+    /// One piece.
+    One(Sge),
+    /// Several, filled or sent in this order.
+    Many(&'a [Sge]),
+}
+
+impl<'a> Local<'a> {
+    pub(crate) fn as_slice(&'a self) -> &'a [Sge] {
+        match self {
+            Self::None => &[],
+            Self::One(sge) => std::slice::from_ref(sge),
+            Self::Many(list) => list,
+        }
+    }
+}
+
+impl From<()> for Local<'_> {
+    fn from((): ()) -> Self {
+        Self::None
+    }
+}
+
+impl From<Sge> for Local<'_> {
+    fn from(s: Sge) -> Self {
+        Self::One(s)
+    }
+}
+
+impl<'a> From<&'a [Sge]> for Local<'a> {
+    fn from(s: &'a [Sge]) -> Self {
+        Self::Many(s)
+    }
+}
+
+impl<'a, const N: usize> From<&'a [Sge; N]> for Local<'a> {
+    fn from(s: &'a [Sge; N]) -> Self {
+        Self::Many(s)
+    }
+}
+
+/// What a SEND or WRITE takes its bytes from: registered memory, or any bytes, copied when posting.
+#[derive(Clone, Copy, Debug)]
+pub enum Source<'a> {
+    /// Registered memory.
+    Local(Local<'a>),
+    /// Bytes copied when the request is posted.
+    Inline(&'a [u8]),
+}
+
+impl<'a, T: Into<Local<'a>>> From<T> for Source<'a> {
+    fn from(t: T) -> Self {
+        Self::Local(t.into())
+    }
+}
+
+/// Bytes that are copied when the request is posted, up to [`QpCap::inline`](super::QpCap::inline) of them. They need not be
+/// registered, and may be reused at once.
+#[doc(alias = "IBV_SEND_INLINE")]
+pub fn inline(bytes: &[u8]) -> Source<'_> {
+    Source::Inline(bytes)
+}
+
+/// One request for the send queue. Signaled unless said otherwise.
+///
+/// It is its own iterator, so one request is a batch of one: `qp.post_send(wr)` and
+/// `qp.post_send([a, b])` are the same verb.
+#[doc(alias("ibv_send_wr", "ibv_wr_opcode"))]
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a request does nothing until it is posted"]
+pub struct SendWr<'a> {
+    pub(crate) id: u64,
+    pub(crate) op: SendOp,
+    pub(crate) flags: SendFlags,
+    pub(crate) source: Source<'a>,
+    pub(crate) remote: RemoteSlice,
+    pub(crate) imm_or_inv: u32,
+    /// CAS: compared with. FAA: added.
+    pub(crate) compare_add: u64,
+    pub(crate) swap: u64,
+    pub(crate) bind: Option<(&'a MemoryWindow, BindWqe)>,
+    /// What contradicts itself, found when posting.
+    pub(crate) flaw: Option<&'static str>,
+    pub(crate) datagram: bool,
+    pub(crate) xrc: bool,
+}
+
+impl<'a> SendWr<'a> {
+    fn new(id: u64, op: SendOp, source: Source<'a>) -> Self {
+        Self {
+            id,
+            op,
+            flags: SendFlags::SIGNALED,
+            source,
+            remote: RemoteSlice { addr: 0, rkey: 0 },
+            imm_or_inv: 0,
+            compare_add: 0,
+            swap: 0,
+            bind: None,
+            flaw: None,
+            datagram: false,
+            xrc: false,
+        }
+    }
+
+    /// A message for a receive that the peer has posted.
+    #[doc(alias = "IBV_WR_SEND")]
+    pub fn send(id: u64, from: impl Into<Source<'a>>) -> Self {
+        Self::new(id, SendOp::Send, from.into())
+    }
+
+    /// Writes into the peer's memory.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    pub fn write(id: u64, from: impl Into<Source<'a>>, to: impl Into<RemoteSlice>) -> Self {
+        Self { remote: to.into(), ..Self::new(id, SendOp::Write, from.into()) }
+    }
+
+    /// Reads from the peer's memory.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
+    pub fn read(id: u64, into: impl Into<Local<'a>>, from: impl Into<RemoteSlice>) -> Self {
+        Self { remote: from.into(), ..Self::new(id, SendOp::Read, Source::Local(into.into())) }
+    }
+
+    /// Replaces 8 aligned bytes of the peer's by `new` if they are `expect`. The value before lands in
+    /// `local`, 8 bytes in host order.
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
+    pub fn compare_swap(
+        id: u64,
+        local: Sge,
+        remote: impl Into<RemoteSlice>,
+        expect: u64,
+        new: u64,
+    ) -> Self {
+        Self {
+            remote: remote.into(),
+            compare_add: expect,
+            swap: new,
+            ..Self::new(id, SendOp::CompareSwap, Source::Local(local.into()))
+        }
+    }
+
+    /// Adds to 8 aligned bytes of the peer's, wrapping. The value before lands in `local`, 8 bytes in host
+    /// order.
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
+    pub fn fetch_add(id: u64, local: Sge, remote: impl Into<RemoteSlice>, add: u64) -> Self {
+        Self {
+            remote: remote.into(),
+            compare_add: add,
+            ..Self::new(id, SendOp::FetchAdd, Source::Local(local.into()))
+        }
+    }
+
+    /// Writes 8 aligned bytes of the peer's at once. Refused with `EOPNOTSUPP` for now.
+    #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
+    pub fn atomic_write(id: u64, from: impl Into<Source<'a>>, to: impl Into<RemoteSlice>) -> Self {
+        Self { remote: to.into(), ..Self::new(id, SendOp::AtomicWrite, from.into()) }
+    }
+
+    /// Makes earlier writes to the peer's memory visible or persistent. Refused with `EOPNOTSUPP` for now.
+    #[doc(alias = "IBV_WR_FLUSH")]
+    pub fn flush(id: u64, at: impl Into<RemoteSlice>) -> Self {
+        Self { remote: at.into(), ..Self::new(id, SendOp::Flush, Source::Local(Local::None)) }
+    }
+
+    /// Lets peers reach `range` of `mr` through a window of type 2, with `access`. The window's key
+    /// changes: [`MemoryWindow::rkey`] tells the new one once the request is posted.
+    #[doc(alias = "IBV_WR_BIND_MW")]
+    pub fn bind_mw(
+        id: u64,
+        mw: &'a MemoryWindow,
+        mr: &'a MemoryRegion,
+        range: std::ops::Range<usize>,
+        access: Access,
+    ) -> Self {
+        let key = mw.rkey();
+        // The owner of a type 2 window chooses the low byte of its key; a new one for each binding.
+        let next = key & !0xff | (key.wrapping_add(1) & 0xff);
+        Self::bind_mw_key(id, mw, mr, range, access, next)
+    }
+
+    /// As [`bind_mw`](Self::bind_mw), with a key of the caller's choice: only its low 8 bits may differ from the
+    /// window's.
+    pub fn bind_mw_key(
+        id: u64,
+        mw: &'a MemoryWindow,
+        mr: &'a MemoryRegion,
+        range: std::ops::Range<usize>,
+        access: Access,
+        rkey: u32,
+    ) -> Self {
+        let mut wr = Self::new(id, SendOp::BindMw, Source::Local(Local::None));
+        if range.start > range.end || range.end > mr.len() {
+            wr.flaw = Some("the range of a bind lies within the region");
+        }
+        let bind = BindWqe {
+            mw: Rkey(mw.rkey()),
+            new_rkey: Rkey(rkey),
+            mr: Lkey(mr.lkey()),
+            addr: mr.iova().wrapping_add(range.start as u64),
+            len: range.end.saturating_sub(range.start) as u64,
+            access,
+            kind: mw.kind().into(),
+        };
+        wr.bind = Some((mw, bind));
+        wr
+    }
+
+    /// Invalidates a bound type 2 window of this queue pair, after everything posted before.
+    #[doc(alias = "IBV_WR_LOCAL_INV")]
+    pub fn local_inv(id: u64, rkey: u32) -> Self {
+        let mut wr = Self::new(id, SendOp::LocalInv, Source::Local(Local::None));
+        wr.remote.rkey = rkey;
+        wr
+    }
+
+    /// With immediate data, which the receiver gets as the same number. For SEND and WRITE.
+    #[doc(alias("IBV_WR_SEND_WITH_IMM", "IBV_WR_RDMA_WRITE_WITH_IMM"))]
+    pub fn imm(mut self, v: u32) -> Self {
+        self.op = match self.op {
+            SendOp::Send | SendOp::SendImm => SendOp::SendImm,
+            SendOp::Write | SendOp::WriteImm => SendOp::WriteImm,
+            other => {
+                self.flaw = Some("immediate data goes with SEND and WRITE only");
+                other
+            }
+        };
+        self.imm_or_inv = v;
+        self
+    }
+
+    /// Has the receiver's window `rkey` invalidated when the message arrives. For SEND.
+    #[doc(alias = "IBV_WR_SEND_WITH_INV")]
+    pub fn invalidate(mut self, rkey: u32) -> Self {
+        self.op = match self.op {
+            SendOp::Send | SendOp::SendInv => SendOp::SendInv,
+            other => {
+                self.flaw = Some("invalidation goes with SEND only, and not with immediate data");
+                other
+            }
+        };
+        self.imm_or_inv = rkey;
+        self
+    }
+
+    /// Success makes no completion. (An error always does.) Its slot in the queue is free again when a
+    /// later signaled request was polled.
+    pub fn unsignaled(mut self) -> Self {
+        self.flags.remove(SendFlags::SIGNALED);
+        self
+    }
+
+    /// Begins only after all earlier READs and atomics have completed.
+    #[doc(alias = "IBV_SEND_FENCE")]
+    pub fn fence(mut self) -> Self {
+        self.flags.insert(SendFlags::FENCE);
+        self
+    }
+
+    /// The receiver's completion counts as solicited. For SEND, and WRITE with immediate data.
+    #[doc(alias = "IBV_SEND_SOLICITED")]
+    pub fn solicited(mut self) -> Self {
+        self.flags.insert(SendFlags::SOLICITED);
+        self
+    }
+
+    /// Where a datagram goes. For queue pairs of type UD, which are not offered yet.
+    pub fn to(mut self, _ah: &'a AddressHandle, _qpn: u32, _qkey: u32) -> Self {
+        self.datagram = true;
+        self
+    }
+
+    /// The shared receive queue that a message of an XRC queue pair is for. Not offered yet.
+    pub fn xrc_srq(mut self, _number: u32) -> Self {
+        self.xrc = true;
+        self
+    }
+}
+
+impl<'a> IntoIterator for SendWr<'a> {
+    type Item = Self;
+    type IntoIter = iter::Once<Self>;
+    fn into_iter(self) -> Self::IntoIter {
+        iter::once(self)
+    }
+}
+
+/// One request for a receive queue: where the next message goes.
+#[doc(alias = "ibv_recv_wr")]
+#[derive(Clone, Copy, Debug)]
+#[must_use = "a request does nothing until it is posted"]
+pub struct RecvWr<'a> {
+    /// The number that its completion will carry.
+    pub id: u64,
+    /// Where the bytes go.
+    pub into: Local<'a>,
+}
+
+impl<'a> RecvWr<'a> {
+    /// A receive into registered memory.
+    pub fn new(id: u64, into: impl Into<Local<'a>>) -> Self {
+        Self { id, into: into.into() }
+    }
+}
+
+impl<'a> IntoIterator for RecvWr<'a> {
+    type Item = Self;
+    type IntoIter = iter::Once<Self>;
+    fn into_iter(self) -> Self::IntoIter {
+        iter::once(self)
+    }
+}
