@@ -1,1 +1,4 @@
-//! x
+//! Packet scripts: one file for each topic. What a script is, and how to read one, stands in [`script`].
+
+mod nak;
+mod script;
