@@ -7,7 +7,7 @@
 //! counters and restarts the ACK timer.
 
 use super::Qp;
-use super::requester::ack_timeout;
+use super::retry::ack_timeout;
 use crate::engine::cc::{AckInfo, Loss};
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;

@@ -7,9 +7,11 @@
 pub mod attr;
 mod completer;
 pub(crate) mod flush;
+mod packets;
 mod requester;
 mod respond;
 mod responder;
+mod retry;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;

@@ -23,7 +23,7 @@ use crate::engine::qp::{Qp, QpFace, QpHandle};
 use crate::engine::status::WcStatus;
 use crate::engine::tests::pair::{Setup, pattern};
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
-use crate::mem::{Access, IovaChoice, PdId, Region, Registered, Sge};
+use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
 use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
 use crate::queue::{BindWqe, CqShared, Cqe, SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
@@ -396,6 +396,11 @@ impl Script {
         std::mem::take(&mut self.out)
     }
 
+    /// Payload of everything that has left since the last time anybody asked for it all.
+    pub(super) fn out_payload(&self) -> Vec<u8> {
+        self.out.iter().flat_map(|out| out.payload.iter().copied()).collect()
+    }
+
     /// Exactly these lines have left since the last time anybody asked.
     #[track_caller]
     pub(super) fn expect(&mut self, lines: &[&str]) {
@@ -467,6 +472,24 @@ impl Script {
         drop(sq);
         self.engine.handle_doorbell(self.now, self.qp);
         self.pump();
+    }
+
+    /// A window of type 2 on part of our region, allocated and bound by a request.
+    #[track_caller]
+    pub(super) fn window(&mut self, at: usize, len: usize, access: Access) -> Rkey {
+        let mw = self.engine.alloc_mw(self.pd, MwKind::Type2).unwrap();
+        let bind = BindWqe {
+            mw,
+            new_rkey: Rkey(mw.0 ^ 0x55),
+            mr: self.mr.lkey,
+            addr: self.va(at),
+            len: len as u64,
+            access,
+            kind: MwKind::Type2,
+        };
+        self.bind(77, SendFlags::empty(), &bind);
+        assert_eq!(self.results(), [(77, WcStatus::Success)]);
+        bind.new_rkey
     }
 
     /// Posts a receive of `len` bytes at `at` of our region.
