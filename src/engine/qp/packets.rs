@@ -103,7 +103,7 @@ impl Qp {
                     },
                 });
             }
-            plan.takes_credit = psn.distance_from(self.req.top_psn) >= 0;
+            plan.takes_credit = self.req.is_new(psn);
             if plan.takes_credit && self.req.rd_out >= self.set.max_rd_atomic {
                 return None;
             }
@@ -148,33 +148,42 @@ impl Qp {
         Some(())
     }
 
-    /// Whether window and pace let the packet go. Says how it is woken if not.
+    /// Whether window and pace let the packet go. Says how it is woken if not, and whether the packet asks
+    /// for an ACK.
     fn has_room(&mut self, c: &mut Common, plan: &mut Plan) -> bool {
-        let unit = self.unit();
-        if let Some((to_peer, to_us)) = self.windows {
-            let id = if plan.window == TO_US { to_us } else { to_peer };
-            if !c.windows.has_room(id, plan.charge, unit) {
-                c.windows.wait(id, self.handle.slot);
-                self.req.no_room = true;
-                return false;
+        let Some((to_peer, to_us)) = self.windows else { return false };
+        let (cwnd, paced) = match &self.req.cc {
+            Controller::Fixed(_) => (None, false),
+            Controller::Custom(cc) => {
+                (cc.cwnd(), cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST)
             }
-            // An ACK must come back before the window is used up.
-            plan.ack_req |= plan.window == TO_PEER
-                && !c.windows.has_room(id, plan.charge + unit, 0)
-                || self.req.unasked + 1 >= c.config.ack_every;
+        };
+        let cwnd = cwnd.map_or(u64::MAX, u64::from);
+        let which = plan.window;
+        let in_flight = self.req.charged[TO_PEER];
+        // An ACK comes back for each quarter of what may be in flight, or at least that often.
+        plan.ack_req |= self.req.unasked + 1 >= c.config.ack_every
+            || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer).min(cwnd) / 4;
+        let id = if which == TO_US { to_us } else { to_peer };
+        let short = !c.windows.has_room(id, plan.charge, self.unit());
+        let behind = !self.req.woken[which] && c.windows.has_waiters(id);
+        let full = which == TO_PEER && in_flight > 0 && in_flight + plan.charge > cwnd;
+        if short || behind || full {
+            // Room comes from ACKs. If none was asked for, because there was more room when the packets
+            // in flight were sent, one more goes and asks.
+            let asked = self.req.asked.distance_from(self.req.una_psn) > 0;
+            if which == TO_PEER && in_flight > 0 && !asked {
+                plan.ack_req = true;
+                return !paced;
+            }
+            if (short || behind) && !self.req.in_line[which] {
+                c.windows.wait(id, self.handle.slot, self.req.woken[which]);
+                self.req.in_line[which] = true;
+            }
+            self.req.no_room = short.then_some(which);
+            return false;
         }
-        if let Controller::Custom(cc) = &self.req.cc {
-            if let Some(cwnd) = cc.cwnd()
-                && self.req.charged[TO_PEER] > 0
-                && self.req.charged[TO_PEER] + plan.charge > u64::from(cwnd)
-            {
-                return false;
-            }
-            if cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST {
-                return false;
-            }
-        }
-        true
+        !paced
     }
 
     pub(super) fn build(
@@ -203,17 +212,22 @@ impl Qp {
     pub(super) fn sent(&mut self, c: &mut Common, plan: &Plan, size: usize) {
         let r = &mut self.req;
         let end = plan.psn.offset(plan.psns);
-        if plan.psn.distance_from(r.top_psn) < 0 {
+        if !r.is_new(plan.psn) {
             c.counters.count(Counter::RetransmittedPkts);
         }
-        if end.distance_from(r.top_psn) > 0 {
+        if r.is_new(end) {
             r.top_psn = end;
         }
         if plan.takes_credit {
             r.rd_out += 1;
         }
         r.cur_packet += plan.psns;
-        r.unasked = if plan.ack_req { 0 } else { r.unasked + 1 };
+        if plan.ack_req {
+            (r.unasked, r.unasked_bytes, r.asked) = (0, 0, end);
+        } else {
+            r.unasked += 1;
+            r.unasked_bytes += plan.charge;
+        }
         r.charged[plan.window] += plan.charge;
         if r.ack_deadline.is_none() {
             r.ack_deadline = ack_timeout(self.set.timeout).map(|t| c.now + t);

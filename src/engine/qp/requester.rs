@@ -9,10 +9,11 @@
 //! memory. What is in flight is charged to a window, and released when it is acknowledged or given up.
 
 use super::packets::Plan;
-use super::{Qp, Turn};
+use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
 use crate::engine::cc::{CongestionControl, Fixed};
 use crate::engine::common::Common;
+use crate::engine::config::MAX_MSG;
 use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus;
@@ -37,11 +38,6 @@ pub(super) struct Track {
 }
 
 impl Track {
-    /// One past its last PSN.
-    pub(super) fn end(&self) -> Psn {
-        self.first.offset(self.packets)
-    }
-
     /// One past the last packet of the chunk that `packet` lies in.
     pub(super) fn chunk_end(&self, packet: u32) -> u32 {
         (packet / self.chunk + 1).saturating_mul(self.chunk).min(self.packets)
@@ -100,8 +96,13 @@ pub(super) struct Requester {
     pub(super) in_stream: bool,
     pub(super) ack_deadline: Option<Instant>,
     pub(super) rnr_until: Option<Instant>,
-    /// Packets sent since one asked for an ACK.
+    /// Packets sent since one asked for an ACK, and what they are charged.
     pub(super) unasked: u32,
+    pub(super) unasked_bytes: u64,
+    /// One past the last packet in flight that asked for an ACK; not beyond `una_psn` if none did.
+    pub(super) asked: Psn,
+    /// Payload acknowledged since congestion control was told.
+    pub(super) acked_bytes: u32,
     /// Bytes in flight, as charged to the peer's window and to our own.
     pub(super) charged: [u64; 2],
     /// A request that failed here, to be reported when all before it are done.
@@ -111,8 +112,11 @@ pub(super) struct Requester {
     pub(super) cc: Controller,
     /// Earliest time of the next packet, by pace.
     pub(super) next_send: Instant,
-    /// The last packet that could have been sent found no room in its window.
-    pub(super) no_room: bool,
+    /// The window in which the last packet that could have been sent found too little room, by the index
+    /// into [`charged`](Self::charged); and those where it waits in line, and where it has its turn.
+    pub(super) no_room: Option<usize>,
+    pub(super) in_line: [bool; 2],
+    pub(super) woken: [bool; 2],
 }
 
 impl Requester {
@@ -136,12 +140,17 @@ impl Requester {
             ack_deadline: None,
             rnr_until: None,
             unasked: 0,
+            unasked_bytes: 0,
+            asked: Psn::default(),
+            acked_bytes: 0,
             charged: [0; 2],
             failed: None,
             drain_event: false,
             cc,
             next_send: Instant::ZERO,
-            no_room: false,
+            no_room: None,
+            in_line: [false; 2],
+            woken: [false; 2],
         }
     }
 
@@ -161,6 +170,10 @@ impl Requester {
         self.ack_deadline = None;
         self.rnr_until = None;
         self.unasked = 0;
+        self.unasked_bytes = 0;
+        self.asked = psn;
+        self.acked_bytes = 0;
+        self.next_send = Instant::ZERO;
         self.failed = None;
         self.drain_event = false;
     }
@@ -183,6 +196,11 @@ impl Requester {
         }
     }
 
+    /// Whether a PSN does not lie between the oldest that is unacknowledged and the last that was sent.
+    pub(super) fn is_new(&self, psn: Psn) -> bool {
+        steps(self.una_psn, psn) >= steps(self.una_psn, self.top_psn)
+    }
+
     /// Whether something is in flight.
     pub(super) fn in_flight(&self) -> bool {
         self.una_psn != self.cursor()
@@ -198,33 +216,33 @@ impl Requester {
     }
 }
 
+/// Whether it is answered by more than an ACK.
 pub(super) const fn is_read_class(op: SendOp) -> bool {
-    matches!(op, SendOp::Read | SendOp::CompareSwap | SendOp::FetchAdd)
+    matches!(op, SendOp::Read) || is_atomic(op)
+}
+
+pub(super) const fn is_atomic(op: SendOp) -> bool {
+    matches!(op, SendOp::CompareSwap | SendOp::FetchAdd)
 }
 
 impl Qp {
     /// Whether [`send_requests`](Self::send_requests) may find something.
     pub(super) fn may_request(&self) -> bool {
-        match self.state {
-            QpState::Rts => {
-                self.req.rnr_until.is_none()
-                    && self.req.failed.is_none()
-                    && (self.req.cur != self.req.fresh || self.req.fresh != self.sq.head())
-            }
-            QpState::Sqd => {
-                self.req.rnr_until.is_none()
-                    && self.req.failed.is_none()
-                    && self.req.cur != self.req.fresh
-            }
-            _ => false,
-        }
+        let end = match (self.state, self.req.failed) {
+            // What is before a request that failed here must still be brought to its end.
+            (QpState::Rts | QpState::Sqd, Some((failed, _))) => failed,
+            (QpState::Rts, None) => self.sq.head(),
+            (QpState::Sqd, None) => self.req.fresh,
+            _ => return false,
+        };
+        self.req.rnr_until.is_none() && self.req.cur != end
     }
 
     /// Sends request packets until there is nothing to send, no room, or the quantum is spent.
     pub(super) fn send_requests(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
         loop {
             let Some(plan) = self.plan(c) else { return Turn::Idle };
-            if self.budget == 0 {
+            if self.budget[REQUESTS] == 0 {
                 return Turn::Spent;
             }
             let size = PacketBuilder::size(plan.opcode, plan.payload);
@@ -236,7 +254,7 @@ impl Qp {
                 self.fail_locally(c, self.req.cur, WcStatus::LocProt);
                 return Turn::Idle;
             }
-            self.budget -= 1;
+            self.budget[REQUESTS] -= 1;
             self.sent(c, &plan, size);
         }
     }
@@ -244,20 +262,20 @@ impl Qp {
     /// The packet at the cursor, if it may be sent now. Begins requests, and carries out what is done
     /// here, on the way.
     fn plan(&mut self, c: &mut Common) -> Option<Plan> {
-        self.req.no_room = false;
+        self.req.no_room = None;
         if !self.may_request() {
             return None;
         }
         loop {
+            if self.req.failed.is_some_and(|(failed, _)| failed == self.req.cur) {
+                return None;
+            }
             if self.req.cur == self.req.fresh {
                 if !self.begin(c) {
                     return None;
                 }
                 // What is done here is done already, and the cursor behind it.
                 continue;
-            }
-            if self.req.failed.is_some() {
-                return None;
             }
             let track = self.req.track(self.req.cur);
             if self.req.cur_packet < track.packets {
@@ -314,6 +332,9 @@ impl Qp {
             SendOp::Flush | SendOp::AtomicWrite => {
                 return self.fail_beginning(c, index, track, WcStatus::LocQpOp);
             }
+            _ if wqe.length > MAX_MSG || is_atomic(wqe.op) && wqe.length != 8 => {
+                return self.fail_beginning(c, index, track, WcStatus::LocLen);
+            }
             SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::Write | SendOp::WriteImm => {
                 if fenced {
                     return false;
@@ -335,12 +356,12 @@ impl Qp {
                 }
             }
         }
-        let span = self.req.next_psn.distance_from(self.req.una_psn).cast_unsigned();
+        let span = steps(self.req.una_psn, self.req.next_psn);
         if span + track.packets > MAX_SPAN {
             return false;
         }
         *self.req.track_mut(index) = track;
-        self.req.next_psn = track.end();
+        self.req.next_psn = track.first.offset(track.packets);
         self.req.fresh = index.wrapping_add(1);
         if track.packets == 0 {
             self.retire_local(c);
@@ -349,10 +370,10 @@ impl Qp {
     }
 
     /// Response packets that one READ request asks for: all of them, unless our own socket could not hold
-    /// the answer.
+    /// the answer. Two requests fit, so that one is answered while the next is under way.
     fn read_chunk(&self, c: &Common, packets: u32) -> u32 {
         let Some((_, to_us)) = self.windows else { return packets };
-        let fits = c.windows.largest(to_us) / self.unit();
+        let fits = c.windows.limit(to_us) / 2 / self.unit();
         u32::try_from(fits).unwrap_or(u32::MAX).max(2).min(packets)
     }
 

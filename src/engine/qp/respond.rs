@@ -6,7 +6,7 @@
 //! not read.
 
 use super::responder::{Ack, Resource, What};
-use super::{Qp, Turn};
+use super::{ANSWERS, Qp, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -44,7 +44,7 @@ impl Qp {
     /// Sends answers that must not wait: those of READs and atomics, and NAKs.
     pub(super) fn send_responses(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
         while let Some(place) = self.resp.first_pending() {
-            if self.budget == 0 {
+            if self.budget[ANSWERS] == 0 {
                 return Turn::Spent;
             }
             let Some(resource) = self.resp.resources[place] else { break };
@@ -53,7 +53,7 @@ impl Qp {
                 What::Read { .. } => self.answer_read(c, batch, place, &resource),
             };
             match answer {
-                Answer::Sent => self.budget -= 1,
+                Answer::Sent => self.budget[ANSWERS] -= 1,
                 Answer::Full => return Turn::Full,
                 Answer::Lost => break,
             }

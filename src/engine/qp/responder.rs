@@ -334,10 +334,8 @@ impl Qp {
                         c.count(Counter::RxWriteRequests);
                     }
                 }
-                if packet.ack_req() {
-                    self.resp.ack = Ack::Plain(packet.psn());
-                } else if matches!(self.resp.ack, Ack::Nak(..)) {
-                    // What it complained about has come; its sender must not go back to it again.
+                // What a NAK complained about has come: its sender must not go back to it again.
+                if packet.ack_req() || self.resp.ack != Ack::Nothing {
                     self.resp.ack = Ack::Plain(packet.psn());
                 }
             }

@@ -164,6 +164,12 @@ impl In {
         self
     }
 
+    /// A congestion notification packet.
+    pub(super) fn cnp() -> Self {
+        let packet = pkt("ACK", 0);
+        Self { opcode: Opcode::CNP, bth: Bth { opcode: 0x81, becn: true, ..packet.bth }, ..packet }
+    }
+
     pub(super) fn is_read(&self) -> bool {
         self.opcode == Opcode::RC_READ_REQUEST
     }
@@ -328,7 +334,8 @@ impl Script {
         self.pump();
     }
 
-    fn path(&self) -> Path {
+    /// The way from the peer to us.
+    pub(super) fn path(&self) -> Path {
         Path {
             src: THEM.into(),
             dst: US.into(),
@@ -358,12 +365,12 @@ impl Script {
         self.ident = self.ident.wrapping_add(1);
         let path = self.path();
         let bytes = packet.bytes(self.face.qpn(), &path, self.ident);
-        self.datagram(&path, &bytes);
+        self.datagram(&path, self.ident, &bytes);
     }
 
     /// Any bytes arrive, along any path.
-    pub(super) fn datagram(&mut self, path: &Path, bytes: &[u8]) {
-        let meta = RxMeta { path: *path, ident: Some(self.ident), df: Some(true), gro_index: 0 };
+    pub(super) fn datagram(&mut self, path: &Path, ident: u16, bytes: &[u8]) {
+        let meta = RxMeta { path: *path, ident: Some(ident), df: Some(true), gro_index: 0 };
         self.engine.handle_datagram(self.now, &meta, bytes);
     }
 
