@@ -216,7 +216,7 @@ impl<'a> Requests<'a> {
             Op::WriteInline => SendWr::write(id, inline(&self.inline[i]), there),
             Op::WriteImm => SendWr::write(id, local, there).imm(self.layout.immediate(i)),
             Op::Read | Op::ReadSge => {
-                let from = self.layout.from(i).first().map_or(0, |piece| piece.start);
+                let from = self.layout.origin(i).first().map_or(0, |piece| piece.start);
                 SendWr::read(id, local, self.far.source.at(from as u64))
             }
             Op::CompareSwap => {

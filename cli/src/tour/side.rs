@@ -92,12 +92,12 @@ impl Node {
 
     /// The pieces of the source that request `i` takes its bytes from.
     pub(super) fn gather(&self, layout: &Layout, i: usize) -> Vec<Sge> {
-        layout.from(i).into_iter().map(|piece| self.source.sge(piece)).collect()
+        layout.origin(i).into_iter().map(|piece| self.source.sge(piece)).collect()
     }
 
     /// The pieces of the target that the bytes of request `i` go to.
     pub(super) fn scatter(&self, layout: &Layout, i: usize) -> Vec<Sge> {
-        layout.into(i).into_iter().map(|piece| self.target.sge(piece)).collect()
+        layout.landing(i).into_iter().map(|piece| self.target.sge(piece)).collect()
     }
 
     /// As many windows as the row has requests, not bound yet.
