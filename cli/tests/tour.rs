@@ -309,6 +309,21 @@ fn a_stranger_who_calls_is_not_taken_for_the_second_process() {
 }
 
 #[test]
+fn a_capture_that_finds_no_room_is_status_2_and_the_tour_goes_on() {
+    let file = Scratch::new("too-long.pcapng");
+    // Files end at 2000 blocks of 512 bytes, as on a full disk.
+    let script = "trap '' XFSZ; ulimit -f 2000; exec \"$0\" tour --json --pcap \"$1\"";
+    let output = Command::new("sh").args(["-c", script, SOFTROCE, file.name()]).output().unwrap();
+    let complaint = text(&output.stderr);
+    assert_eq!(status(&output), Some(2), "{complaint}");
+    assert!(complaint.starts_with("softroce: tour: the capture lacks "), "{complaint}");
+    assert_eq!(complaint.lines().count(), 1, "{complaint}");
+    let object: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(object["verified"], true);
+    assert!(file.len() <= 2000 * 512);
+}
+
+#[test]
 fn a_reader_that_has_seen_enough_is_no_failure() {
     let mut first = tour(&[]).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     drop(first.stdout.take());

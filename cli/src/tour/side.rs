@@ -15,8 +15,8 @@ use super::plan::plan;
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 /// How often somebody who waits looks whether the other process lives.
 const LOOK: Duration = Duration::from_millis(100);
-/// How long somebody who waits polls before going to sleep, as those do who want short latencies. Longer than a
-/// busy machine takes to wake the other side: else both sides would sleep each time.
+/// How long somebody who waits polls before going to sleep: longer than it takes to wake the other side up on
+/// a busy machine, so that not both of them sleep each time.
 const POLL: Duration = Duration::from_micros(200);
 /// How long a process that has closed its end of the line may take to end.
 const DYING: Duration = Duration::from_secs(1);
@@ -209,6 +209,8 @@ impl Link {
             if cq.poll(&mut one)? > 0 {
                 return Ok(one[0]);
             }
+            // The other side may need this processor.
+            std::thread::yield_now();
         }
         loop {
             match cq.wait(LOOK) {
