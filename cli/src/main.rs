@@ -6,7 +6,8 @@ use clap::{Parser, Subcommand};
 
 mod decode;
 #[cfg(target_os = "linux")]
-#[cfg_attr(not(test), expect(dead_code, reason = "the baselines of `perf ratios`, which follows"))]
+mod perf;
+#[cfg(target_os = "linux")]
 mod raw;
 
 /// RoCEv2 in user space: tools.
@@ -20,10 +21,14 @@ struct Cli {
 #[derive(Debug, Subcommand)]
 enum Command {
     Decode(decode::Args),
+    #[cfg(target_os = "linux")]
+    Perf(perf::Args),
 }
 
 fn main() -> ExitCode {
     match Cli::parse().command {
         Command::Decode(args) => decode::run(&args),
+        #[cfg(target_os = "linux")]
+        Command::Perf(args) => perf::run(&args),
     }
 }

@@ -37,6 +37,8 @@ use self::progress::{By, Drive, PassReport, Progress, ProgressConfig, Waiters};
 use self::virtual_time::VirtualTime;
 use self::wake::PortFd;
 
+#[cfg(feature = "unstable-internals")]
+use crate::engine::Counter;
 use crate::engine::cause::Cause;
 use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
@@ -67,6 +69,9 @@ pub struct Nic {
     time: Time,
     /// When the engine wants to be called again, as the last pass left it (virtual time).
     next: AtomicU64,
+    /// Packets sent and received, as the last pass left them.
+    #[cfg(feature = "unstable-internals")]
+    moved: [AtomicU64; 2],
     addresses: Vec<PortAddress>,
     guid: u64,
 }
@@ -130,6 +135,8 @@ impl Nic {
             has_wakers: AtomicBool::new(false),
             time,
             next: AtomicU64::new(u64::MAX),
+            #[cfg(feature = "unstable-internals")]
+            moved: [AtomicU64::new(0), AtomicU64::new(0)],
             addresses,
             guid,
         }
@@ -280,6 +287,12 @@ impl Nic {
         self.with_core(|core, _| core.port.stats())
     }
 
+    /// Packets sent and received, as the last pass left them.
+    #[cfg(feature = "unstable-internals")]
+    pub fn moved(&self) -> (u64, u64) {
+        (self.moved[0].load(Ordering::Relaxed), self.moved[1].load(Ordering::Relaxed))
+    }
+
     /// Whether the port failed for good.
     pub fn is_broken(&self) -> bool {
         self.with_core(|core, _| core.is_broken())
@@ -369,6 +382,12 @@ impl Nic {
             }
         }
         let passed = core.pass(now, work);
+        #[cfg(feature = "unstable-internals")]
+        {
+            let counters = core.engine.counters();
+            self.moved[0].store(counters.get(Counter::SentPkts), Ordering::Relaxed);
+            self.moved[1].store(counters.get(Counter::RcvdPkts), Ordering::Relaxed);
+        }
         if passed.wakers {
             self.wakers.lock().append(&mut core.wakers);
             self.has_wakers.store(true, Ordering::Release);

@@ -142,27 +142,46 @@ mod soft {
         Ok(list)
     }
 
-    /// A name and its options: `eth0,gso=on`.
-    fn parse(name: &str) -> Result<(&str, GsoPolicy)> {
+    /// What may stand behind a name: `eth0,gso=on,rcvbuf=8388608`.
+    #[derive(Clone, Copy)]
+    struct Choices {
+        gso: GsoPolicy,
+        rcvbuf: Option<usize>,
+    }
+
+    impl Choices {
+        fn apply(self, config: UdpConfig) -> UdpConfig {
+            UdpConfig { gso: self.gso, rcvbuf: self.rcvbuf.unwrap_or(config.rcvbuf), ..config }
+        }
+    }
+
+    /// A name and its options.
+    fn parse(name: &str) -> Result<(&str, Choices)> {
         let mut parts = name.split(',');
         let base = parts.next().unwrap_or_default();
-        let mut gso = GsoPolicy::Auto;
+        let mut choices = Choices { gso: GsoPolicy::Auto, rcvbuf: None };
         for option in parts {
-            gso = match option {
-                "gso=on" => GsoPolicy::On,
-                "gso=off" => GsoPolicy::Off,
-                "gso=auto" => GsoPolicy::Auto,
-                other => {
-                    let what =
-                        format!("device option {other:?}: wanted gso=on, gso=off or gso=auto");
+            let bytes = option.strip_prefix("rcvbuf=").map(str::parse::<usize>);
+            match (option, bytes) {
+                ("gso=on", _) => choices.gso = GsoPolicy::On,
+                ("gso=off", _) => choices.gso = GsoPolicy::Off,
+                ("gso=auto", _) => choices.gso = GsoPolicy::Auto,
+                // The kernel takes no less than a few packets, and no more than an int.
+                (_, Some(Ok(n))) if i32::try_from(n).is_ok_and(|n| n > 0) => {
+                    choices.rcvbuf = Some(n);
+                }
+                _ => {
+                    let what = format!(
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto or rcvbuf=BYTES"
+                    );
                     return Err(Error::verb(
                         "ibv_open_device",
                         Cause::Invalid { what: what.into() },
                     ));
                 }
-            };
+            }
         }
-        Ok((base, gso))
+        Ok((base, choices))
     }
 
     pub(super) fn open(name: &str) -> Result<Context> {
@@ -171,14 +190,14 @@ mod soft {
         if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
             return Ok(Context::from_nic(device(name, &nic), nic));
         }
-        let (base, gso) = parse(name)?;
+        let (base, choices) = parse(name)?;
         let port = if base == "lo" {
-            UdpPort::open_loopback(UdpConfig { gso, ..UdpConfig::new(Vec::new()) })
+            UdpPort::open_loopback(choices.apply(UdpConfig::new(Vec::new())))
         } else if let Some(address) = base.strip_prefix("udp=") {
             let (ip, scope) = parse_address(address)?;
-            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(choices.apply(c)))
         } else {
-            UdpConfig::for_interface(base).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+            UdpConfig::for_interface(base).and_then(|c| UdpPort::open(choices.apply(c)))
         };
         let port = port.map_err(|e| match e {
             OpenError::NoInterface { .. } => super::no_device(name),
