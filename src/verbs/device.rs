@@ -108,7 +108,7 @@ mod soft {
     use parking_lot::Mutex;
 
     use super::{Backend, Cause, Context, Device, Error, Result};
-    use crate::nic::Nic;
+    use crate::nic::{Nic, OpenNic};
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
     use crate::port::netdev::{self, NetDevKind};
@@ -116,7 +116,7 @@ mod soft {
     use crate::verbs::error::Named;
 
     /// Devices that are open in this process, by the name that opens them.
-    static OPEN: Mutex<BTreeMap<String, Weak<Nic>>> = Mutex::new(BTreeMap::new());
+    static OPEN: Mutex<BTreeMap<String, Weak<OpenNic>>> = Mutex::new(BTreeMap::new());
 
     pub(super) fn status() -> Result<()> {
         Ok(())
@@ -188,7 +188,7 @@ mod soft {
         let verb = "ibv_open_device";
         let mut table = OPEN.lock();
         if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
-            return Ok(Context::from_nic(device(name, &nic), nic));
+            return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
         let (base, choices) = parse(name)?;
         let port = if base == "lo" {
@@ -207,10 +207,10 @@ mod soft {
             Ok("manual") => Mode::Manual,
             _ => Mode::Hybrid,
         };
-        let nic = Nic::real(Box::new(port), ProgressConfig::from_env(mode)).of(verb)?;
+        let nic = OpenNic::new(Nic::real(Box::new(port), ProgressConfig::from_env(mode)).of(verb)?);
         table.retain(|_, weak| weak.strong_count() > 0);
         table.insert(name.to_owned(), Arc::downgrade(&nic));
-        Ok(Context::from_nic(device(name, &nic), nic))
+        Ok(Context::from_nic(device(name, nic.nic()), nic))
     }
 
     fn device(name: &str, nic: &Nic) -> Device {
