@@ -64,6 +64,9 @@ pub struct Nic {
     core: Combine<Core>,
     /// Doorbells rung while somebody else was in the engine.
     bells: Mutex<Vec<QpHandle>>,
+    /// Set after a doorbell was put there: passes look at this, not at the lock. What orders the two sides is
+    /// the bell of [`combine`].
+    has_bells: AtomicBool,
     wakers: Mutex<Vec<Waker>>,
     has_wakers: AtomicBool,
     time: Time,
@@ -131,6 +134,7 @@ impl Nic {
         Self {
             core: around(Core::new(engine, port, rx)),
             bells: Mutex::new(Vec::new()),
+            has_bells: AtomicBool::new(false),
             wakers: Mutex::new(Vec::new()),
             has_wakers: AtomicBool::new(false),
             time,
@@ -310,6 +314,7 @@ impl Nic {
         if !ran {
             if face.ring() {
                 self.bells.lock().push(handle);
+                self.has_bells.store(true, Ordering::Release);
             }
             self.core.kick(|core| report = Some(merge(report, self.run(core, Work::Send))));
         }
@@ -375,13 +380,19 @@ impl Nic {
     /// One pass, under the lock.
     fn run(&self, core: &mut Core, work: Work) -> Passed {
         let now = self.now();
-        {
-            let mut bells = self.bells.lock();
-            if !bells.is_empty() {
-                core.bells.append(&mut bells);
-            }
+        if self.has_bells.load(Ordering::Acquire) {
+            self.has_bells.store(false, Ordering::Relaxed);
+            core.bells.append(&mut self.bells.lock());
         }
-        let passed = core.pass(now, work);
+        let _inside = match &self.time {
+            Time::Real { progress, .. } if work != Work::Serve => Some(progress.begin_pass()),
+            _ => None,
+        };
+        let mut passed = core.pass(now, work);
+        // An empty pass is short; the time of others matters to whoever asks how long ago the last one was.
+        if passed.progress && matches!(self.time, Time::Real { .. }) {
+            passed.now = self.now();
+        }
         #[cfg(feature = "unstable-internals")]
         {
             let counters = core.engine.counters();

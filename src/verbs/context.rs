@@ -266,7 +266,7 @@ impl Context {
     #[cfg(feature = "unstable-internals")]
     #[doc(hidden)]
     pub fn moved(&self) -> (u64, u64) {
-        self.0.nic.moved()
+        self.nic().moved()
     }
 
     /// Whether this device belongs to a backend that runs in this process.

@@ -483,6 +483,7 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
     control.send(&Order::Stop)?;
     let theirs: Outcome = control.receive(PATIENCE)?;
     // The busier side decides. In a ping-pong there is one figure, the leader's.
+    if std::env::var("DBG").is_ok() { eprintln!("{which} {:?} {:?}", mine, theirs); }
     let both = [mine.ns_per_packet, theirs.ns_per_packet.filter(|_| !row.is_latency())];
     let busy = both.into_iter().flatten().fold(f64::NAN, f64::max);
     if busy.is_nan() {

@@ -498,10 +498,11 @@ impl Qp {
                 self.req.no_room = true;
                 return false;
             }
-            // An ACK must come back before the window is used up.
+            // An ACK must come back before the window is used up, and better while there is still room.
+            let every = c.config.ack_every.min(c.windows.quarter(id, unit));
             plan.ack_req |= plan.window == TO_PEER
                 && !c.windows.has_room(id, plan.charge + unit, 0)
-                || self.req.unasked + 1 >= c.config.ack_every;
+                || self.req.unasked + 1 >= every;
         }
         if let Controller::Custom(cc) = &self.req.cc {
             if let Some(cwnd) = cc.cwnd() {
