@@ -100,11 +100,12 @@ struct Player {
     heard: u64,
     /// Receives used, and not yet heard of by the caller.
     received: u64,
+    idle: Idle,
 }
 
 impl Player {
     fn new(size: u32) -> Self {
-        Self { size, posted: 0, completed: 0, heard: 0, received: 0 }
+        Self { size, posted: 0, completed: 0, heard: 0, received: 0, idle: Idle::new() }
     }
 
     /// Posts a message. That of WRITE carries the number of its round in its last byte.
@@ -128,7 +129,7 @@ impl Player {
     fn hear(&mut self, side: &mut Side, mut go_on: impl FnMut() -> Result<bool>) -> Result<bool> {
         let kind = side.plan.kind;
         let [next, ..] = (self.heard + 1).to_le_bytes();
-        let mut idle = Idle::new();
+        self.idle.reset();
         loop {
             let there = match kind {
                 Kind::WriteLat => side.last_word(0).to_ne_bytes()[7] == next,
@@ -158,12 +159,12 @@ impl Player {
             }
             self.received += used;
             if n > 0 {
-                idle.reset();
-            } else if idle.again() || side.sleeps() {
+                self.idle.reset();
+            } else if self.idle.again() || side.sleeps() {
                 if !go_on()? {
                     return Ok(false);
                 }
-                idle.check()?;
+                self.idle.check()?;
             }
         }
     }

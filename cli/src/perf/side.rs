@@ -328,6 +328,7 @@ pub(super) struct Idle {
 }
 
 impl Idle {
+    /// Reads what the machine has: not to be made for each message.
     pub(super) fn new() -> Self {
         let alone = std::thread::available_parallelism().is_ok_and(|n| n.get() == 1);
         Self { looks: 0, since: None, alone }
