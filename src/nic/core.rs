@@ -112,7 +112,12 @@ impl Core {
         let acks = if work == Work::Poll && received { Acks::Hold } else { Acks::Send };
         progress |= self.transmit(now, acks);
         let told = self.tell();
-        Passed { progress: progress | told, next: self.next(now), wakers: !self.wakers.is_empty(), now }
+        Passed {
+            progress: progress | told,
+            next: self.next(now),
+            wakers: !self.wakers.is_empty(),
+            now,
+        }
     }
 
     /// Receives until about a quarter of a megabyte has come, or nearly nothing more is there.
