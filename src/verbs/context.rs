@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::cause::Cause;
-use crate::nic::{Nic, OpenNic};
 use crate::nic::device::Limits;
 use crate::nic::notify::EventQueue;
+use crate::nic::{Nic, OpenNic};
 use crate::time::Duration;
 use crate::wire::num::{Gid, Mtu};
 

@@ -108,9 +108,9 @@ mod soft {
     use parking_lot::Mutex;
 
     use super::{Backend, Cause, Context, Device, Error, Result};
-    use crate::nic::{Nic, OpenNic};
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
+    use crate::nic::{Nic, OpenNic};
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::verbs::error::Named;
