@@ -1,7 +1,7 @@
 //! Queue pairs.
 
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
 use crate::engine::cc::CongestionControl;
@@ -9,7 +9,7 @@ use crate::engine::qp::attr::Mask;
 use crate::engine::{QpFace, QpHandle, QpInit};
 use crate::mem::Access;
 use crate::queue::{PostError, SendFlags, SendOp, SendProducer, SendWqe};
-use crate::wire::num::{Gid, Psn, Rkey};
+use crate::wire::num::{Gid, Rkey};
 
 pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 
@@ -177,7 +177,7 @@ impl QpBuilder {
             port: self.port,
             gid_index,
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
-            psn,
+            psn: AtomicU32::new(psn.raw()),
             alive: true,
         })
     }
@@ -221,7 +221,8 @@ pub struct QueuePair {
     port: u8,
     gid_index: u16,
     gid: Gid,
-    psn: Psn,
+    /// First PSN of this life.
+    psn: AtomicU32,
     alive: bool,
 }
 
@@ -241,13 +242,14 @@ impl QueuePair {
         &self.pd
     }
 
-    /// Where a peer finds this queue pair. The first PSN is drawn once, when it is made.
+    /// Where a peer finds this queue pair. The first PSN is drawn when it is made, and anew when it returns to
+    /// RESET: late packets of its former life must find nobody.
     pub fn endpoint(&self) -> QpEndpoint {
         let ctx = self.pd.context();
         QpEndpoint {
             gid: self.gid,
             qpn: self.number(),
-            psn: self.psn.raw(),
+            psn: self.psn.load(Ordering::Relaxed),
             qkey: 0,
             lid: 0,
             mtu: ctx.active_mtu(),
@@ -305,7 +307,7 @@ impl QueuePair {
             | Mask::RATE_LIMIT;
         self.modify(&rtr.overridden(&over, takes))?;
         let rts = QpAttr::to(QpState::Rts)
-            .sq_psn(self.psn.raw())
+            .sq_psn(mine.psn)
             .timeout(17)
             .retry_cnt(7)
             .rnr_retry(7)
@@ -343,7 +345,14 @@ impl QueuePair {
     pub fn modify(&self, attr: &QpAttr) -> Result<()> {
         let nic = self.pd.nic();
         nic.enter().of("ibv_modify_qp")?;
-        nic.control(|engine, now| engine.modify_qp(now, self.handle, attr)).of("ibv_modify_qp")
+        nic.control(|engine, now| {
+            engine.modify_qp(now, self.handle, attr)?;
+            if attr.state == Some(QpState::Reset) {
+                self.psn.store(engine.random_psn().raw(), Ordering::Relaxed);
+            }
+            Ok::<_, Cause>(())
+        })
+        .of("ibv_modify_qp")
     }
 
     /// Its attributes.

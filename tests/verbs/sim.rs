@@ -5,8 +5,11 @@ use softroce::sim::{Link, Sim};
 
 use super::testbed::Testbed;
 
+mod completions;
+mod events;
 mod ops;
 mod requests;
+mod states;
 
 pub(crate) struct Bed {
     sim: Sim,
@@ -31,5 +34,9 @@ impl Testbed for Bed {
 
     fn pass_time(&self) {
         self.sim.run_for(Duration::from_micros(50));
+    }
+
+    fn block_on<T>(&self, f: impl Future<Output = T>) -> T {
+        self.sim.block_on(f)
     }
 }

@@ -17,6 +17,8 @@ pub(crate) trait Testbed: Sized {
     fn share(&self);
     /// Lets something happen.
     fn pass_time(&self);
+    /// Runs a task to its end.
+    fn block_on<T>(&self, f: impl Future<Output = T>) -> T;
 
     /// Sets it up; `None` if it cannot be had here and may be skipped.
     fn start() -> Option<Self> {

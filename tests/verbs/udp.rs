@@ -1,18 +1,33 @@
 //! Real sockets as a testbed: two devices of this process on loopback addresses of their own.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::{self, Thread};
 
 use softroce::prelude::*;
 
 use super::testbed::Testbed;
 
+mod completions;
+mod events;
 mod ops;
 mod requests;
+mod states;
 
 pub(crate) struct Bed {
     hosts: [Context; 2],
     /// Nothing ever completes here.
     idle: CompletionQueue,
+}
+
+/// Wakes the thread that runs a task.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
 }
 
 /// `EADDRINUSE`.
@@ -52,5 +67,20 @@ impl Testbed for Bed {
     fn pass_time(&self) {
         // A bounded sleep that ends early if there is something to see.
         let _ = self.idle.wait(Duration::from_millis(1));
+    }
+
+    fn block_on<T>(&self, f: impl Future<Output = T>) -> T {
+        let mut f = std::pin::pin!(f);
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            match f.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
+                Poll::Ready(done) => return done,
+                // Until it is woken, or for much longer than that can take.
+                Poll::Pending => {
+                    let sleep = std::time::Duration::from_secs(60);
+                    thread::park_timeout(sleep);
+                }
+            }
+        }
     }
 }
