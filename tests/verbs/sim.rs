@@ -5,11 +5,14 @@ use softroce::sim::{Link, Sim};
 
 use super::testbed::Testbed;
 
+mod atomics;
 mod completions;
 mod events;
+mod memory;
 mod ops;
 mod requests;
 mod states;
+mod windows;
 
 pub(crate) struct Bed {
     sim: Sim,

@@ -9,11 +9,14 @@ use softroce::prelude::*;
 
 use super::testbed::Testbed;
 
+mod atomics;
 mod completions;
 mod events;
+mod memory;
 mod ops;
 mod requests;
 mod states;
+mod windows;
 
 pub(crate) struct Bed {
     hosts: [Context; 2],
