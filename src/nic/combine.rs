@@ -426,7 +426,7 @@ mod loom_tests {
         loom::model(move || assert_eq!(race(&[drive, kick::<1>]), [true, true, false]));
     }
 
-    /// A holder who is relieved leaves nothing behind: the helper passes when asked and only then.
+    /// A holder who is relieved leaves nothing behind: the reliever passes when asked and only then.
     #[test]
     fn loom_relief() {
         let mut model = loom::model::Builder::new();

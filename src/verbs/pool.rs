@@ -148,7 +148,7 @@ impl Drop for PoolBuf {
 /// Ids are never 0 and are not reused soon.
 ///
 /// ```
-/// let mut fl = softroce::verbs::InFlight::new();
+/// let mut fl = softroce::prelude::InFlight::new();
 /// let id = fl.put("a buffer");
 /// assert_eq!(fl.take(id), Some("a buffer"));
 /// assert_eq!(fl.take(id), None);
