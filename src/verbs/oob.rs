@@ -154,13 +154,18 @@ impl<T: Wire> Wire for Vec<T> {
     }
     fn decode(b: &mut &[u8]) -> Result<Self> {
         let n = u32::decode(b)?;
-        // Nothing is reserved for what a stranger only claims to send. Items of no bytes are none.
+        // Nothing is reserved for what a stranger only claims to send.
         let mut items = Self::new();
         for _ in 0..n {
             if b.is_empty() {
                 return Err(bad("the peer's list is shorter than it says"));
             }
+            let before = b.len();
             items.push(T::decode(b)?);
+            if b.len() == before {
+                // Any number of them could be claimed, and would have to be counted.
+                return Err(bad("a list of things that take no bytes"));
+            }
         }
         Ok(items)
     }
