@@ -129,6 +129,15 @@ fn every_row_is_verified() {
     ] {
         assert!(out.contains(part), "{part:?}: {out}");
     }
+    // The commands to try next exist.
+    let (_, next) = out.split_once("\nNext:\n").unwrap();
+    let ours: Vec<_> = next.lines().filter_map(|line| line.strip_prefix("  softroce ")).collect();
+    assert_eq!(ours.len(), 4, "{next}");
+    for line in ours {
+        let command = line.split(' ').next().unwrap();
+        let help = Command::new(SOFTROCE).args([command, "--help"]).output().unwrap();
+        assert_eq!(status(&help), Some(0), "{command}");
+    }
 }
 
 #[test]

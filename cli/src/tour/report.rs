@@ -99,6 +99,7 @@ fn next(args: &Args) -> Vec<(String, &'static str)> {
         ],
     };
     let more = [
+        ("softroce perf write_bw --local", "how fast, in perftest's words"),
         ("softroce devinfo -v", "devices, limits and addresses"),
         ("cargo run --release --example rc_pingpong", "your first program, in two shells"),
     ];
