@@ -20,6 +20,9 @@ const RECEIVE_BYTES: usize = 256 << 10;
 const FEW_BYTES: usize = 16 << 10;
 /// Transmissions that one pass sends. A segmented one counts as one.
 const TRANSMITS: usize = 64;
+/// A pass that moves so much takes long enough for the time at its beginning to be out of date at its end.
+const LONG_BYTES: usize = 32 << 10;
+const LONG_TRANSMITS: usize = 4;
 /// Timers that one pass handles.
 const TIMERS: usize = 256;
 /// Room that must be left in the staging buffer for another transmission: a whole segmented one, so that
@@ -48,6 +51,8 @@ pub(super) enum Work {
 pub(super) struct Passed {
     /// Something moved.
     pub(super) progress: bool,
+    /// So much moved that it took a while.
+    pub(super) long: bool,
     /// When the engine wants to be called again.
     pub(super) next: Instant,
     /// Wakers lie in [`Core::wakers`].
@@ -96,9 +101,11 @@ impl Core {
 
     /// One pass at `now`.
     pub(super) fn pass(&mut self, now: Instant, work: Work) -> Passed {
-        let mut progress = false;
+        let (mut progress, mut long) = (false, false);
         if work != Work::Send {
-            progress |= self.receive(now);
+            let received = self.receive(now);
+            progress |= received > 0;
+            long |= received >= LONG_BYTES;
             let due = self.engine.poll_timeout().is_some_and(|t| t <= now);
             if due {
                 progress |= self.engine.handle_timeout(now, TIMERS);
@@ -110,13 +117,22 @@ impl Core {
         self.bells.clear();
         let received = self.engine.take_received();
         let acks = if work == Work::Poll && received { Acks::Hold } else { Acks::Send };
-        progress |= self.transmit(now, acks);
+        let sent = self.transmit(now, acks);
+        progress |= sent > 0;
+        long |= sent >= LONG_TRANSMITS;
         let told = self.tell();
-        Passed { progress: progress | told, next: self.next(now), wakers: !self.wakers.is_empty(), now }
+        Passed {
+            progress: progress | told,
+            long,
+            next: self.next(now),
+            wakers: !self.wakers.is_empty(),
+            now,
+        }
     }
 
     /// Receives until about a quarter of a megabyte has come, or nearly nothing more is there.
-    fn receive(&mut self, now: Instant) -> bool {
+    /// Says how many bytes that were.
+    fn receive(&mut self, now: Instant) -> usize {
         let mut total = 0;
         while total < RECEIVE_BYTES && !self.broken {
             if let Err(_e) = self.port.recv(&mut self.rx) {
@@ -132,11 +148,12 @@ impl Core {
                 break;
             }
         }
-        total > 0
+        total
     }
 
-    /// Sends what the engine has, until the network takes no more or the bound is reached.
-    fn transmit(&mut self, now: Instant, acks: Acks) -> bool {
+    /// Sends what the engine has, until the network takes no more or the bound is reached. Says how many
+    /// transmissions were made.
+    fn transmit(&mut self, now: Instant, acks: Acks) -> usize {
         let mut sent = 0;
         loop {
             let segmented = self.engine.caps().gso_segments_v4 > 1;
@@ -150,11 +167,11 @@ impl Core {
                 sent += 1;
             }
             if self.tx.is_empty() || self.broken {
-                return sent > 0;
+                return sent;
             }
             if let Err(_e) = self.port.send(&mut self.tx) {
                 self.fail();
-                return true;
+                return sent.max(1);
             }
             // A kernel that refuses to segment shows it here, and the packets that follow must know.
             let caps = self.port.caps();
@@ -162,7 +179,7 @@ impl Core {
                 self.engine.set_caps(caps);
             }
             if !self.tx.is_empty() || sent >= TRANSMITS {
-                return sent > 0;
+                return sent;
             }
         }
     }
