@@ -31,7 +31,9 @@ const ROOM_SEGMENTED: usize = 60 << 10;
 const ROOM_SINGLE: usize = 5 << 10;
 /// When to try again after the network took no more.
 const RETRY_SEND: Duration = Duration::from_micros(50);
-/// How much later than asked a held ACK may leave when nobody makes passes: a thread that leaves the port
+/// Bytes of a plain ACK, BTH to ICRC.
+const ACK_LEN: usize = 20;
+/// How much later than asked a held ACK may leave, or one that came be looked at, when nobody makes passes: a thread that leaves the port
 /// to a polling application looks again after this time, and is not woken for an ACK.
 const ACK_SLACK: Duration = Duration::from_millis(1);
 
@@ -67,6 +69,8 @@ pub(super) struct Core {
     pub(super) engine: Engine,
     pub(super) port: Box<dyn Port>,
     rx: RxBatch,
+    /// Position of a datagram in `rx` that is still to be looked at: the last one, an ACK.
+    left_at: Option<usize>,
     tx: TxBatch,
     /// Doorbells taken from the list that everybody may write.
     pub(super) bells: Vec<QpHandle>,
@@ -88,6 +92,7 @@ impl Core {
             engine,
             port,
             rx,
+            left_at: None,
             tx: TxBatch::default(),
             bells: Vec::new(),
             cqs: Vec::new(),
@@ -103,7 +108,7 @@ impl Core {
     pub(super) fn pass(&mut self, now: Instant, work: Work) -> Passed {
         let (mut progress, mut long) = (false, false);
         if work != Work::Send {
-            let received = self.receive(now);
+            let received = self.receive(now, work);
             progress |= received > 0;
             long |= received >= LONG_BYTES;
             let due = self.engine.poll_timeout().is_some_and(|t| t <= now);
@@ -132,19 +137,33 @@ impl Core {
 
     /// Receives until about a quarter of a megabyte has come, or nearly nothing more is there.
     /// Says how many bytes that were.
-    fn receive(&mut self, now: Instant) -> usize {
+    fn receive(&mut self, now: Instant, work: Work) -> usize {
         let mut total = 0;
+        if let Some(at) = self.left_at.take() {
+            for (meta, datagram) in self.rx.iter().skip(at) {
+                self.engine.handle_datagram(now, &meta, datagram);
+                total += datagram.len();
+            }
+        }
         while total < RECEIVE_BYTES && !self.broken {
             if let Err(_e) = self.port.recv(&mut self.rx) {
                 self.fail();
                 break;
             }
-            for (meta, datagram) in self.rx.iter() {
+            let last = self.rx.datagrams().saturating_sub(1);
+            for (i, (meta, datagram)) in self.rx.iter().enumerate() {
+                // Somebody looks for a message, and here it is. The ACK behind it, for the message before, can
+                // wait until that somebody looks again.
+                let late = work == Work::Poll && i == last && datagram.len() <= ACK_LEN;
+                if late && self.engine.has_received() {
+                    self.left_at = Some(i);
+                    break;
+                }
                 self.engine.handle_datagram(now, &meta, datagram);
             }
             let bytes = self.rx.bytes();
             total += bytes;
-            if bytes < FEW_BYTES {
+            if bytes < FEW_BYTES || self.left_at.is_some() {
                 break;
             }
         }
@@ -242,7 +261,8 @@ impl Core {
             (timer, None) => timer,
         };
         let port = (!self.tx.is_empty()).then(|| now + RETRY_SEND);
-        engine.into_iter().chain(port).min().unwrap_or(Instant::FAR_FUTURE)
+        let left = self.left_at.map(|_| now + ACK_SLACK);
+        engine.into_iter().chain(port).chain(left).min().unwrap_or(Instant::FAR_FUTURE)
     }
 
     /// When the engine wants to be called, exactly. (A simulated network says when it takes more.)
