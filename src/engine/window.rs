@@ -122,14 +122,10 @@ impl Windows {
         !self.config.enabled || window.inflight + bytes <= window.limit.max(2 * unit)
     }
 
-    /// Packets of `unit` bytes that fit a quarter of the window. Whoever asks for an ACK that often keeps
-    /// sending while the receiver works.
-    pub(crate) fn quarter(&self, id: WindowId, unit: u64) -> u32 {
-        if !self.config.enabled {
-            return u32::MAX;
-        }
-        let packets = self.slots[id.0 as usize].limit / 4 / unit.max(1);
-        u32::try_from(packets).unwrap_or(u32::MAX).max(1)
+    /// Whether `bytes` are a quarter of the window. Whoever asks for an ACK that often keeps sending while the
+    /// receiver works.
+    pub(crate) fn is_quarter(&self, id: WindowId, bytes: u64) -> bool {
+        self.config.enabled && 4 * bytes >= self.slots[id.0 as usize].limit
     }
 
     /// Bytes that one request may ask for at most, so that its answer fits.
@@ -247,13 +243,13 @@ mod tests {
     }
 
     #[test]
-    fn a_quarter_is_a_packet_at_least() {
+    fn a_quarter_of_the_window() {
         let mut w = Windows::new(WindowConfig { initial: 10_000, max: 10_000, enabled: true });
         let a = w.open(addr(1), 0);
-        assert_eq!([500, 1_000, 2_500, 2_501, 0].map(|unit| w.quarter(a, unit)), [5, 2, 1, 1, 2500]);
+        assert_eq!([0, 2_499, 2_500, 10_000].map(|n| w.is_quarter(a, n)), [false, false, true, true]);
         let mut off = Windows::new(WindowConfig { enabled: false, ..WindowConfig::default() });
         let a = off.open(addr(1), 0);
-        assert_eq!(off.quarter(a, 1_000), u32::MAX);
+        assert!(!off.is_quarter(a, 1 << 40));
     }
 
     #[test]

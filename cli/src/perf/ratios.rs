@@ -338,6 +338,9 @@ struct RowResult {
     /// Nanoseconds per packet, or of half a round trip.
     base_ns: f64,
     engine_ns: f64,
+    /// The same of the side that posts and of the other one. Nothing where a side measures nothing.
+    base_sides_ns: [Option<f64>; 2],
+    engine_sides_ns: [Option<f64>; 2],
     pairs: usize,
     /// Pairs thrown away because a process had to wait for its processor.
     thrown_away: usize,
@@ -372,6 +375,7 @@ impl RowResult {
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     busy: [f64; 2],
+    sides: [[Option<f64>; 2]; 2],
     wall: [f64; 2],
 }
 
@@ -390,12 +394,13 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
     }
     let (mut calm, mut disturbed) = (Vec::new(), Vec::new());
     while calm.len() + disturbed.len() < MOST_PAIRS && now() < until {
-        let mut pair = Pair { busy: [0.0; 2], wall: [0.0; 2] };
+        let mut pair = Pair { busy: [0.0; 2], sides: [[None; 2]; 2], wall: [0.0; 2] };
         let mut is_disturbed = false;
         for (which, player) in players.iter_mut().enumerate() {
             let figure = lead(which, player.as_mut(), row, control)?;
             is_disturbed |= figure.disturbed;
             (pair.busy[which], pair.wall[which]) = (figure.busy, figure.wall);
+            pair.sides[which] = figure.sides;
         }
         if is_disturbed { disturbed.push(pair) } else { calm.push(pair) }
         if calm.len() >= pairs && Spread::of(row, &calm).is_narrow() {
@@ -419,9 +424,19 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
         wall: median(&|p| ratio(row, p.wall)),
         base_ns: median(&|p| p.busy[0]),
         engine_ns: median(&|p| p.busy[1]),
+        base_sides_ns: sides(&used, 0),
+        engine_sides_ns: sides(&used, 1),
         pairs: used.len(),
         thrown_away,
         disturbed: is_disturbed,
+    })
+}
+
+/// The median of each side of a contender.
+fn sides(pairs: &[Pair], which: usize) -> [Option<f64>; 2] {
+    [0, 1].map(|side| {
+        let all = pairs.iter().filter_map(|p| p.sides[which][side]);
+        Some(quantile(all, 0.5)).filter(|ns| ns.is_finite())
     })
 }
 
@@ -468,6 +483,7 @@ fn quantile(values: impl Iterator<Item = f64>, q: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 struct Figure {
     busy: f64,
+    sides: [Option<f64>; 2],
     wall: f64,
     disturbed: bool,
 }
@@ -491,7 +507,7 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
     }
     #[expect(clippy::cast_precision_loss, reason = "of nanoseconds below a day")]
     let wall = mine.wall_ns as f64 / mine.packets.max(1) as f64;
-    Ok(Figure { busy, wall, disturbed: mine.is_disturbed() || theirs.is_disturbed() })
+    Ok(Figure { busy, sides: both, wall, disturbed: mine.is_disturbed() || theirs.is_disturbed() })
 }
 
 /// The other process: does as it is told.
@@ -857,7 +873,7 @@ mod tests {
         let busy = [10.0, 20.0];
         assert!((ratio(Row::Write1m4096, busy) - 0.5).abs() < 1e-12);
         assert!((ratio(Row::LatSpin, busy) - 2.0).abs() < 1e-12);
-        let pairs = [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], wall: [1.0; 2] });
+        let pairs = [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], sides: [[None; 2]; 2], wall: [1.0; 2] });
         let spread = Spread::of(Row::LatSpin, &pairs);
         assert!((spread.median - 1.1).abs() < 1e-12);
         assert!(spread.is_narrow());

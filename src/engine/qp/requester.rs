@@ -502,10 +502,11 @@ impl Qp {
                 return false;
             }
             // An ACK must come back before the window is used up, and better while there is still room.
-            let every = c.config.ack_every.min(c.windows.quarter(id, unit));
+            let unasked = self.req.unasked + 1;
             plan.ack_req |= plan.window == TO_PEER
                 && !c.windows.has_room(id, plan.charge + unit, 0)
-                || self.req.unasked + 1 >= every;
+                || unasked >= c.config.ack_every
+                || c.windows.is_quarter(id, u64::from(unasked) * unit);
         }
         if let Controller::Custom(cc) = &self.req.cc {
             if let Some(cwnd) = cc.cwnd() {
