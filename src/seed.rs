@@ -15,7 +15,7 @@ use rand_core::{Rng, SeedableRng};
 /// A node of the seed tree.
 ///
 /// ```
-/// use softroce::seed::Seeds;
+/// use softroce::internals::seed::Seeds;
 /// let root = Seeds::new(42);
 /// let a = root.derive("host", 0).u64();
 /// assert_ne!(a, root.derive("host", 1).u64());

@@ -1,12 +1,16 @@
 //! Every recorded capture: what is in it, that its packets can be rebuilt, and what is noted about them.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
+#![expect(clippy::unwrap_used, reason = "in a test, a panic is the report")]
+
+#[path = "common/skip.rs"]
+mod skip;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use skip::skip;
 use softroce::capture::{Analysis, Icrc, Inspected, Reader, Writer, inspect};
 use softroce::time::{Duration, Instant};
 use softroce::wire::frame::{Dissected, Mac, NotRoce, UdpChecksum, dissect, emit};
@@ -302,10 +306,7 @@ fn wireshark_takes_what_is_written() {
     tshark.args(fields.iter().chain(&checksums).flat_map(|field| ["-e", field]));
     let output = match tshark.output() {
         Ok(output) => output,
-        Err(e) => {
-            println!("skipped: tshark: {e}");
-            return;
-        }
+        Err(e) => return skip(format!("tshark: {e}")),
     };
     let text = String::from_utf8(output.stdout).unwrap();
     let mut time = 1_700_000_000_000_000_000u64;

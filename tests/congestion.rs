@@ -1,7 +1,7 @@
 //! Congestion control by its trait: a fixed rate is kept, and an algorithm of the user's is told what happens.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use softroce::cc::{AckInfo, CongestionControl, Fixed, Loss};
 use softroce::prelude::*;

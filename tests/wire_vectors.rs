@@ -4,7 +4,7 @@
 //! are published examples (scapy, `test/contrib/roce.uts`), H2 from a ConnectX-4 Lx: they anchor the
 //! algorithm to hardware.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
+#![expect(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use softroce::wire::frame::{self, Dissected, LinkType, Mac, UdpChecksum};
 use softroce::wire::icrc;

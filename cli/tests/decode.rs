@@ -1,6 +1,6 @@
 //! `softroce decode`, run as a program.
 
-#![expect(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
+#![expect(clippy::unwrap_used, reason = "in a test, a panic is the report")]
 
 use std::ffi::OsStr;
 use std::fs;

@@ -115,8 +115,9 @@ impl Engine {
         } else {
             qp.handle_response(&mut self.common, meta, &packet);
         }
-        self.schedule(slot);
+        // Whoever waited for the room that this has made comes first.
         self.settle();
+        self.schedule(slot);
     }
 }
 

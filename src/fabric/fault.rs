@@ -99,7 +99,7 @@ pub enum Action {
 /// A fault at chosen packets.
 ///
 /// ```
-/// use softroce::fabric::{Action, Class, Rule};
+/// use softroce::internals::fabric::{Action, Class, Rule};
 /// use softroce::wire::opcode::{Operation, Position};
 /// let third_ack = Rule::new(Class::Ack, Action::Drop).nth(3);
 /// let ends = Rule::new(Class::Part(Operation::ReadResponse, Position::Last), Action::Drop).chance(0.1);

@@ -23,7 +23,7 @@
 //! its reason. In steady state nothing is allocated.
 //!
 //! ```
-//! use softroce::fabric::{Fabric, Link};
+//! use softroce::internals::fabric::{Fabric, Link};
 //! use softroce::net::{Path, Transmit};
 //! use softroce::time::Instant;
 //!
@@ -52,7 +52,7 @@
 //! assert_eq!((&buf[..len], meta.path, meta.ident), (&datagram[..], path, Some(7)));
 //! // Twice 86 bytes at 100 Gbit/s, and twice 2 us.
 //! assert_eq!(net.now(), Instant::from_nanos(4014));
-//! # Ok::<(), softroce::fabric::FabricError>(())
+//! # Ok::<(), softroce::internals::fabric::FabricError>(())
 //! ```
 
 mod counters;

@@ -36,7 +36,7 @@ bitflags::bitflags! {
     ///
     /// ```
     /// # #[cfg(feature = "unstable-internals")] {
-    /// use softroce::mem::Access;
+    /// use softroce::internals::mem::Access;
     /// let mine = Access::LOCAL_WRITE | Access::REMOTE_READ;
     /// assert!(Access::REMOTE.contains(mine));
     /// assert!(!mine.contains(Access::REMOTE_WRITE));

@@ -15,7 +15,7 @@ use crate::wire::Bth;
 ///
 /// ```
 /// use softroce::net::{Path, RxMeta};
-/// use softroce::port::RxBatch;
+/// use softroce::internals::port::RxBatch;
 ///
 /// let local = [127, 0, 0, 2].into();
 /// let path = Path {
@@ -154,7 +154,7 @@ impl fmt::Debug for RxBatch {
 ///
 /// ```
 /// use softroce::net::{Path, Transmit};
-/// use softroce::port::TxBatch;
+/// use softroce::internals::port::TxBatch;
 ///
 /// let local = [127, 0, 0, 2].into();
 /// let path = Path {

@@ -91,9 +91,8 @@ impl SendArena {
                 // SAFETY: the header was filled above with pointers and lengths of the payload, which lives
                 // for 'a and so beyond this function, and of a vector, a name and control data in our own
                 // boxes, which nobody else can touch while we hold `&mut self`. `sendmsg` only reads them.
-                let sent = unsafe {
-                    libc::syscall(libc::SYS_sendmsg, fd, &raw const one.msg_hdr, flags)
-                };
+                let sent =
+                    unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const one.msg_hdr, flags) };
                 count(sent as isize).map(|_| 1)
             }
             headers => {

@@ -97,7 +97,7 @@ impl Habit {
 /// RoCEv2 over UDP sockets. See the [module](self).
 ///
 /// ```no_run
-/// use softroce::port::{Port, RxBatch, udp::{UdpConfig, UdpPort}};
+/// use softroce::internals::port::{Port, RxBatch, udp::{UdpConfig, UdpPort}};
 ///
 /// let mut port = UdpPort::open(UdpConfig::for_interface("eth0")?)?;
 /// let mut rx = RxBatch::new(4, RxBatch::WHOLE);
@@ -575,6 +575,7 @@ impl fmt::Display for UdpPort {
 mod tests {
     use super::*;
     use crate::net::RxMeta;
+    use crate::skip::skip;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     /// A port that can talk to itself at `ip`, at any free UDP port, so that it is in nobody's way. `None`
@@ -659,7 +660,7 @@ mod tests {
 
     #[test]
     fn a_kernel_that_refuses_to_segment_over_ipv6() {
-        let Some(mut port) = open("::1") else { return println!("skipped: no ::1 here") };
+        let Some(mut port) = open("::1") else { return skip("no ::1 here") };
         forbid_checksums(&port);
         assert!(port.caps().gso_segments_v6 > 1);
         let payload: Vec<u8> = (0..250).collect();

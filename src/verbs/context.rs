@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::cause::Cause;
-use crate::nic::{Nic, OpenNic};
 use crate::nic::device::Limits;
 use crate::nic::notify::EventQueue;
+use crate::nic::{Nic, OpenNic};
 use crate::time::Duration;
 use crate::wire::num::{Gid, Mtu};
 
@@ -39,9 +39,16 @@ impl Context {
     /// `soft:IFACE` has all addresses of the interface. `soft:udp=ADDR` has one. Within a process a device
     /// is opened once and shared.
     ///
+    /// Options follow, each behind a comma. `gso=on`, `gso=off`, `gso=auto`: whether the kernel may split
+    /// sends (`auto`: where it is known to do it right). `pcap=FILE`: every packet that the device sends or
+    /// receives is written to a pcapng file, which is readable at any time. (A comma or backslash in the
+    /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
+    /// `soft:lo,pcap=b` have different addresses.
+    ///
     /// # Errors
     /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
-    /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one.
+    /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one; what the system says to the file of `pcap`,
+    /// `EBUSY`: another device captures to it.
     #[doc(alias = "ibv_open_device")]
     pub fn open(spec: &str) -> Result<Self> {
         super::device::open_spec(spec)
@@ -255,6 +262,7 @@ impl Context {
             ("port_truncated", stats.truncated),
             ("port_malformed", stats.malformed),
             ("port_gso_refused", stats.gso_refused),
+            ("port_uncaptured", stats.uncaptured),
         ] {
             all.insert(name.to_owned(), n);
         }

@@ -103,14 +103,19 @@ fn no_device(spec: &str) -> Error {
 mod soft {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
+    use std::path::{Path, PathBuf};
     use std::sync::{Arc, Weak};
 
     use parking_lot::Mutex;
 
     use super::{Backend, Cause, Context, Device, Error, Result};
-    use crate::nic::{Nic, OpenNic};
+    use crate::capture::Tap;
+    use crate::engine::errno::{EBUSY, EIO};
+    use crate::nic::clock::WallClock;
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
+    use crate::nic::{Nic, OpenNic};
+    use crate::port::Port;
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::verbs::error::Named;
@@ -142,37 +147,40 @@ mod soft {
         Ok(list)
     }
 
-    /// What may stand behind a name: `eth0,gso=on,rcvbuf=8388608`.
-    #[derive(Clone, Copy)]
-    struct Choices {
+    /// What stands behind a name.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Options {
         gso: GsoPolicy,
+        /// Receive buffer to ask for, in bytes.
         rcvbuf: Option<usize>,
+        pcap: Option<PathBuf>,
     }
 
-    impl Choices {
-        fn apply(self, config: UdpConfig) -> UdpConfig {
+    impl Options {
+        fn apply(&self, config: UdpConfig) -> UdpConfig {
             UdpConfig { gso: self.gso, rcvbuf: self.rcvbuf.unwrap_or(config.rcvbuf), ..config }
         }
     }
 
-    /// A name and its options.
-    fn parse(name: &str) -> Result<(&str, Choices)> {
-        let mut parts = name.split(',');
+    /// A name and its options: `eth0,gso=on,pcap=a.pcapng`.
+    fn parse(spec: &str) -> Result<(String, Options)> {
+        let mut parts = split(spec).into_iter();
         let base = parts.next().unwrap_or_default();
-        let mut choices = Choices { gso: GsoPolicy::Auto, rcvbuf: None };
+        let mut options = Options { gso: GsoPolicy::Auto, rcvbuf: None, pcap: None };
         for option in parts {
-            let bytes = option.strip_prefix("rcvbuf=").map(str::parse::<usize>);
-            match (option, bytes) {
-                ("gso=on", _) => choices.gso = GsoPolicy::On,
-                ("gso=off", _) => choices.gso = GsoPolicy::Off,
-                ("gso=auto", _) => choices.gso = GsoPolicy::Auto,
-                // The kernel takes no less than a few packets, and no more than an int.
-                (_, Some(Ok(n))) if i32::try_from(n).is_ok_and(|n| n > 0) => {
-                    choices.rcvbuf = Some(n);
+            let bytes = option.strip_prefix("rcvbuf=").and_then(|n| n.parse::<usize>().ok());
+            match (option.as_str(), option.strip_prefix("pcap=")) {
+                ("gso=on", _) => options.gso = GsoPolicy::On,
+                ("gso=off", _) => options.gso = GsoPolicy::Off,
+                ("gso=auto", _) => options.gso = GsoPolicy::Auto,
+                (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
+                // The kernel takes no more than an int.
+                _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => {
+                    options.rcvbuf = bytes
                 }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto or rcvbuf=BYTES"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -181,7 +189,36 @@ mod soft {
                 }
             }
         }
-        Ok((base, choices))
+        Ok((base, options))
+    }
+
+    /// The parts between commas. Behind a backslash a comma is an ordinary character, and so is a backslash.
+    fn split(spec: &str) -> Vec<String> {
+        let mut parts = vec![String::new()];
+        let mut chars = spec.chars();
+        while let Some(c) = chars.next() {
+            match (c, parts.last_mut()) {
+                (',', _) => parts.push(String::new()),
+                ('\\', Some(part)) => part.extend(chars.next()),
+                (c, Some(part)) => part.push(c),
+                (_, None) => {}
+            }
+        }
+        parts
+    }
+
+    /// The port, with a capture around it.
+    fn tap(port: UdpPort, file: &Path) -> Result<Box<dyn Port>> {
+        let clock = WallClock::new();
+        match Tap::create(port, file, move || clock.now()) {
+            Ok(tap) => Ok(Box::new(tap)),
+            Err(e) => {
+                let busy = e.kind() == std::io::ErrorKind::ResourceBusy;
+                let errno = e.raw_os_error().unwrap_or(if busy { EBUSY } else { EIO });
+                let why = format!("capturing to {}: {e}", file.display()).into();
+                Err(Error::verb("ibv_open_device", Cause::Io { errno, why }))
+            }
+        }
     }
 
     pub(super) fn open(name: &str) -> Result<Context> {
@@ -190,24 +227,28 @@ mod soft {
         if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
             return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
-        let (base, choices) = parse(name)?;
+        let (base, options) = parse(name)?;
         let port = if base == "lo" {
-            UdpPort::open_loopback(choices.apply(UdpConfig::new(Vec::new())))
+            UdpPort::open_loopback(options.apply(UdpConfig::new(Vec::new())))
         } else if let Some(address) = base.strip_prefix("udp=") {
             let (ip, scope) = parse_address(address)?;
-            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(choices.apply(c)))
+            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(options.apply(c)))
         } else {
-            UdpConfig::for_interface(base).and_then(|c| UdpPort::open(choices.apply(c)))
+            UdpConfig::for_interface(&base).and_then(|c| UdpPort::open(options.apply(c)))
         };
         let port = port.map_err(|e| match e {
             OpenError::NoInterface { .. } => super::no_device(name),
             e => refused(verb, &e),
         })?;
+        let port: Box<dyn Port> = match options.pcap {
+            Some(file) => tap(port, &file)?,
+            None => Box::new(port),
+        };
         let mode = match std::env::var("SOFTROCE_PROGRESS").as_deref() {
             Ok("manual") => Mode::Manual,
             _ => Mode::Hybrid,
         };
-        let nic = OpenNic::new(Nic::real(Box::new(port), ProgressConfig::from_env(mode)).of(verb)?);
+        let nic = OpenNic::new(Nic::real(port, ProgressConfig::from_env(mode)).of(verb)?);
         table.retain(|_, weak| weak.strong_count() > 0);
         table.insert(name.to_owned(), Arc::downgrade(&nic));
         Ok(Context::from_nic(device(name, nic.nic()), nic))
@@ -251,6 +292,35 @@ mod soft {
                 _ => Cause::Address { errno, why },
             },
         )
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn options_stand_behind_commas() {
+            let parsed = |spec: &str| {
+                parse(spec).map(|(name, o)| (name, o.gso, o.pcap)).map_err(|e| e.to_string())
+            };
+            let auto = GsoPolicy::Auto;
+            assert_eq!(parsed("lo"), Ok(("lo".into(), auto, None)));
+            assert_eq!(parsed("eth0,gso=off"), Ok(("eth0".into(), GsoPolicy::Off, None)));
+            let file = Some("/tmp/a.pcapng".into());
+            assert_eq!(
+                parsed("udp=::1,pcap=/tmp/a.pcapng,gso=on"),
+                Ok(("udp=::1".into(), GsoPolicy::On, file))
+            );
+            let file = Some("a, b\\c=d".into());
+            assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
+            for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b"] {
+                let e = parsed(bad).unwrap_err();
+                assert!(
+                    e.contains("wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"),
+                    "{e}"
+                );
+            }
+        }
     }
 }
 

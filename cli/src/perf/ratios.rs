@@ -45,7 +45,9 @@ const DISTURBED: f64 = 0.1;
 /// How often a run looks at whether to go on.
 const LOOK: Duration = Duration::from_millis(1);
 /// Messages posted and not complete.
-const DEPTH: usize = 128;
+const DEPTH: u32 = 128;
+/// Receives posted.
+const RECEIVES: u32 = 512;
 /// With every how many small messages a completion is asked for.
 const SIGNAL_EVERY: u64 = 16;
 /// Any port of this machine.
@@ -172,7 +174,7 @@ struct Stream {
     size: u32,
     mtu: usize,
     /// Messages posted at once.
-    list: usize,
+    list: u32,
     /// Packets that make one entry of the record.
     group: u64,
 }
@@ -309,7 +311,7 @@ fn pin(which: Cpu) -> Result<()> {
     let mut cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false));
     let cpu = match which {
         Cpu::First => cpus.next(),
-        Cpu::Last => cpus.last(),
+        Cpu::Last => cpus.next_back(),
     };
     let Some(cpu) = cpu else { return Ok(()) };
     let mut one = CpuSet::new();
@@ -402,7 +404,11 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
             (pair.busy[which], pair.wall[which]) = (figure.busy, figure.wall);
             pair.sides[which] = figure.sides;
         }
-        if is_disturbed { disturbed.push(pair) } else { calm.push(pair) }
+        if is_disturbed {
+            disturbed.push(pair)
+        } else {
+            calm.push(pair)
+        }
         if calm.len() >= pairs && Spread::of(row, &calm).is_narrow() {
             break;
         }
@@ -499,7 +505,6 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
     control.send(&Order::Stop)?;
     let theirs: Outcome = control.receive(PATIENCE)?;
     // The busier side decides. In a ping-pong there is one figure, the leader's.
-    if std::env::var("DBG").is_ok() { eprintln!("{which} {:?} {:?}", mine, theirs); }
     let both = [mine.ns_per_packet, theirs.ns_per_packet.filter(|_| !row.is_latency())];
     let busy = both.into_iter().flatten().fold(f64::NAN, f64::max);
     if busy.is_nan() {
@@ -632,19 +637,16 @@ struct Objects {
 }
 
 impl Objects {
-    const RECEIVES: usize = 512;
-
     fn new(ctx: &Context, size: u32, events: bool) -> Result<Self> {
         let pd = ctx.alloc_pd()?;
         let channel = events.then(|| ctx.create_comp_channel()).transpose()?;
-        let (sends, receives) = (DEPTH as u32, Self::RECEIVES as u32);
-        let builder = ctx.cq_builder(sends + receives);
+        let builder = ctx.cq_builder(DEPTH + RECEIVES);
         let cq = match &channel {
             Some(channel) => builder.channel(channel).build()?,
             None => builder.build()?,
         };
         let mr = pd.alloc_mr(size as usize, Access::REMOTE)?;
-        let qp = pd.create_qp(QpType::Rc, &cq).depth(sends, receives).build()?;
+        let qp = pd.create_qp(QpType::Rc, &cq).depth(DEPTH, RECEIVES).build()?;
         let peer = RemoteMr { addr: 0, len: 0, rkey: 0 };
         let wcs = [WorkCompletion::default(); 64];
         Ok(Self { qp, cq, mr, channel, peer, ctx: ctx.clone(), wcs })
@@ -662,19 +664,19 @@ impl Objects {
         peer.mtu = Mtu::from_bytes(mtu).unwrap_or(peer.mtu).min(peer.mtu);
         self.qp.connect(&peer)?;
         self.peer = RemoteMr { addr: theirs.addr, len: theirs.len, rkey: theirs.rkey };
-        self.post_receives(Self::RECEIVES)?;
+        self.post_receives(RECEIVES)?;
         control.send(&Go {})?;
         let Go {} = control.receive(PATIENCE)?;
         Ok(())
     }
 
-    fn post_receives(&self, n: usize) -> Result<()> {
+    fn post_receives(&self, n: u32) -> Result<()> {
         let sge = self.mr.sge(..);
-        Ok(self.qp.post_recv((0..n as u64).map(|id| RecvWr::new(id, sge)))?)
+        Ok(self.qp.post_recv((0..u64::from(n)).map(|id| RecvWr::new(id, sge)))?)
     }
 
     /// Looks once. Counts receives, and notes the last send that is complete.
-    fn poll(&mut self, completed: &mut u64) -> Result<(usize, usize)> {
+    fn poll(&mut self, completed: &mut u64) -> Result<(usize, u32)> {
         let n = self.cq.poll(&mut self.wcs)?;
         let mut receives = 0;
         for wc in &self.wcs[..n] {
@@ -711,7 +713,7 @@ impl Sender {
         let Stream { op, list, .. } = self.stream;
         let Objects { qp, mr, peer, .. } = &self.objects;
         let (first, here, there) = (self.posted, mr.sge(..), peer.at(0));
-        qp.post_send((1..=list as u64).map(|i| {
+        qp.post_send((1..=u64::from(list)).map(|i| {
             let n = first + i;
             let wr = match op {
                 Op::Write => SendWr::write(n, here, there),
@@ -720,7 +722,7 @@ impl Sender {
             };
             if op != Op::Send || n.is_multiple_of(SIGNAL_EVERY) { wr } else { wr.unsignaled() }
         }))?;
-        self.posted += list as u64;
+        self.posted += u64::from(list);
         Ok(())
     }
 }
@@ -737,8 +739,8 @@ impl Player for Sender {
         let mut packets = data(&self.objects.ctx, op);
         while go_on() {
             let since = now();
-            let under_way = (self.posted - self.completed) as usize;
-            let worked = if under_way + self.stream.list <= DEPTH {
+            let after_it = self.posted - self.completed + u64::from(self.stream.list);
+            let worked = if after_it <= u64::from(DEPTH) {
                 self.post()?;
                 true
             } else {
@@ -754,7 +756,9 @@ impl Player for Sender {
         let sample = record.finish();
         // The next run of the other contender is to find the line empty.
         let until = now() + PATIENCE;
-        while self.posted - self.completed >= SIGNAL_EVERY || op != Op::Send && self.posted > self.completed {
+        while self.posted - self.completed >= SIGNAL_EVERY
+            || op != Op::Send && self.posted > self.completed
+        {
             self.objects.poll(&mut self.completed)?;
             if now() > until {
                 return Err(Failure::run("the other process does not answer"));
@@ -862,7 +866,10 @@ mod tests {
     #[test]
     fn quantiles() {
         let of = |q| quantile([4.0, 1.0, 3.0, 2.0].into_iter(), q);
-        assert_eq!([of(0.0), of(0.5), of(1.0)].map(f64::to_bits), [1.0, 2.5, 4.0].map(f64::to_bits));
+        assert_eq!(
+            [of(0.0), of(0.5), of(1.0)].map(f64::to_bits),
+            [1.0, 2.5, 4.0].map(f64::to_bits)
+        );
         assert!((of(0.25) - 1.75).abs() < 1e-12);
         assert!(quantile(std::iter::empty(), 0.5).is_nan());
     }
@@ -873,7 +880,8 @@ mod tests {
         let busy = [10.0, 20.0];
         assert!((ratio(Row::Write1m4096, busy) - 0.5).abs() < 1e-12);
         assert!((ratio(Row::LatSpin, busy) - 2.0).abs() < 1e-12);
-        let pairs = [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], sides: [[None; 2]; 2], wall: [1.0; 2] });
+        let pairs =
+            [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], sides: [[None; 2]; 2], wall: [1.0; 2] });
         let spread = Spread::of(Row::LatSpin, &pairs);
         assert!((spread.median - 1.1).abs() < 1e-12);
         assert!(spread.is_narrow());

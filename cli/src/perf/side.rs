@@ -433,10 +433,10 @@ mod tests {
             assert!(side.verify(size, 0).is_some(), "nothing has come yet");
             for q in 0..2 {
                 let bytes = side.mr.to_vec(side.out(q, size)..side.out(q, size) + size as usize);
-                side.mr.write(side.into(q, size), &bytes);
+                side.mr.write(Side::into(&side, q, size), &bytes);
             }
             assert_eq!(side.verify(size, 0), None);
-            let at = side.into(q, size) + size as usize - 1;
+            let at = Side::into(&side, q, size) + size as usize - 1;
             let byte = side.mr.to_vec(at..at + 1)[0];
             side.mr.write(at, &[byte ^ 1]);
             let wrong = side.verify(size, 0).unwrap();
