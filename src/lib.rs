@@ -37,7 +37,13 @@ pub use verbs::{Backend, backend_status, devices, open};
 /// What nearly every program imports.
 pub mod prelude {
     pub use crate::time::Duration;
-    pub use crate::verbs::*;
+    pub use crate::verbs::{
+        Access, AddressHandle, AhAttr, Backend, CompChannel, CompletionQueue, Context, Device,
+        Error, Event, Gid, InFlight, MemoryRegion, MemoryWindow, Mtu, MwType, Pool, PoolBuf,
+        ProtectionDomain, QpAttr, QpCap, QpEndpoint, QpState, QpType, QueuePair, RecvWr, RemoteMr,
+        RemoteSlice, Result, SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus, WorkCompletion,
+        inline, oob,
+    };
 }
 
 /// The layers below the verbs, for fuzzing, benches and ports of one's own.

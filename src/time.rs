@@ -35,6 +35,12 @@ impl Instant {
         self.0
     }
 
+    /// This much earlier; the origin, if that would be before it.
+    #[must_use]
+    pub const fn earlier(self, d: Duration) -> Self {
+        Self::from_nanos(self.0.saturating_sub(nanos(d)))
+    }
+
     /// Time passed since `earlier`; zero if `earlier` is in fact later.
     pub const fn saturating_since(self, earlier: Self) -> Duration {
         Duration::from_nanos(self.0.saturating_sub(earlier.0))
@@ -42,8 +48,9 @@ impl Instant {
 }
 
 /// Nanoseconds of a duration, saturating after 584 years.
-pub(crate) fn nanos(d: Duration) -> u64 {
-    u64::try_from(d.as_nanos()).unwrap_or(u64::MAX)
+pub(crate) const fn nanos(d: Duration) -> u64 {
+    let whole = d.as_secs().saturating_mul(1_000_000_000);
+    whole.saturating_add(d.subsec_nanos() as u64)
 }
 
 impl Add<Duration> for Instant {

@@ -5,9 +5,12 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 mod decode;
+mod devinfo;
+mod output;
 #[cfg(target_os = "linux")]
 #[cfg_attr(not(test), expect(dead_code, reason = "the baselines of `perf ratios`, which follows"))]
 mod raw;
+mod tour;
 
 /// RoCEv2 in user space: tools.
 #[derive(Debug, Parser)]
@@ -19,11 +22,30 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
+    Tour(tour::Args),
+    Devinfo(devinfo::Args),
     Decode(decode::Args),
 }
 
 fn main() -> ExitCode {
-    match Cli::parse().command {
-        Command::Decode(args) => decode::run(&args),
+    match Cli::try_parse() {
+        Ok(cli) => match cli.command {
+            Command::Tour(args) => tour::run(&args),
+            Command::Devinfo(args) => devinfo::run(&args),
+            Command::Decode(args) => decode::run(&args),
+        },
+        Err(e) if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
+            let _ = e.print();
+            ExitCode::from(output::BAD_INPUT)
+        }
+        Err(e) if e.use_stderr() => {
+            output::complain(format_args!("{}", output::usage(&e)));
+            ExitCode::from(output::BAD_INPUT)
+        }
+        // --help and --version. A reader who went away has seen enough.
+        Err(e) => {
+            let _ = e.print();
+            ExitCode::SUCCESS
+        }
     }
 }

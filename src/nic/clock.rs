@@ -25,6 +25,37 @@ impl MonotonicClock {
     }
 }
 
+/// The time of day, for people to read: in captures.
+///
+/// Read once, when this value is made, and counted on by the monotonic clock from there: later readings are
+/// never earlier, and differences are true even if somebody sets the time.
+#[derive(Clone, Copy, Debug)]
+pub struct WallClock {
+    origin: Instant,
+    clock: MonotonicClock,
+}
+
+impl WallClock {
+    /// A clock that shows the time of the system now.
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the real clock")]
+    pub fn new() -> Self {
+        let now = std::time::SystemTime::now();
+        let since = now.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+        Self { origin: Instant::from_nanos(nanos(since)), clock: MonotonicClock::new() }
+    }
+
+    /// Time since the beginning of 1970, UTC.
+    pub fn now(&self) -> Instant {
+        self.origin + (self.clock.now() - Instant::ZERO)
+    }
+}
+
+impl Default for WallClock {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl Default for MonotonicClock {
     fn default() -> Self {
         Self::new()
@@ -41,5 +72,14 @@ mod tests {
         let copy = clock;
         let (a, b, c) = (clock.now(), copy.now(), clock.now());
         assert!(a <= b && b <= c, "{a:?} {b:?} {c:?}");
+    }
+
+    #[test]
+    fn the_time_of_day_is_of_this_age_and_goes_on() {
+        let clock = WallClock::new();
+        let (a, b) = (clock.now(), clock.now());
+        // Between 2020 and 2200, in seconds.
+        assert!((1_577_836_800..7_258_118_400).contains(&(a.as_nanos() / 1_000_000_000)), "{a:?}");
+        assert!(a <= b && b - a < crate::time::Duration::from_secs(60), "{a:?} {b:?}");
     }
 }

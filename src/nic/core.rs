@@ -52,6 +52,8 @@ pub(super) struct Passed {
     pub(super) next: Instant,
     /// Wakers lie in [`Core::wakers`].
     pub(super) wakers: bool,
+    /// When it was.
+    pub(super) now: Instant,
 }
 
 /// What the lock of a NIC protects.
@@ -110,7 +112,12 @@ impl Core {
         let acks = if work == Work::Poll && received { Acks::Hold } else { Acks::Send };
         progress |= self.transmit(now, acks);
         let told = self.tell();
-        Passed { progress: progress | told, next: self.next(now), wakers: !self.wakers.is_empty() }
+        Passed {
+            progress: progress | told,
+            next: self.next(now),
+            wakers: !self.wakers.is_empty(),
+            now,
+        }
     }
 
     /// Receives until about a quarter of a megabyte has come, or nearly nothing more is there.

@@ -351,8 +351,7 @@ impl<S: Sleep> Handover<S> {
             return false;
         }
         seats.urgent = true;
-        // Not to lie down before that, should it be between its pass and its sleep.
-        self.alarm.store(AWAKE, Ordering::Relaxed);
+        // Should it be between its pass and its sleep, the wake-up waits for it there.
         let roused = seats.holder().map(rouse);
         drop(seats);
         wake(roused);

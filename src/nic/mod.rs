@@ -383,8 +383,8 @@ impl Nic {
     fn after(&self, by: By, report: Option<Passed>) {
         let Some(passed) = report else { return };
         self.wake_tasks();
-        if let Time::Real { progress, clock, .. } = &self.time {
-            progress.note_pass(by, clock.now(), passed.next);
+        if let Time::Real { progress, .. } = &self.time {
+            progress.note_pass(by, passed.now, passed.next);
         }
     }
 
@@ -462,17 +462,34 @@ fn merge(earlier: Option<Passed>, passed: Passed) -> Passed {
     Passed { progress: passed.progress | earlier.is_some_and(|e| e.progress), ..passed }
 }
 
-impl Drop for Nic {
+/// A NIC as its users hold it. With the last of them it closes: what it owes leaves, the thread has ended
+/// and the socket is closed when that drop returns.
+#[derive(Debug)]
+pub struct OpenNic(Arc<Nic>);
+
+impl OpenNic {
+    /// Opens it.
+    pub fn new(nic: Arc<Nic>) -> Arc<Self> {
+        Arc::new(Self(nic))
+    }
+
+    /// The NIC.
+    pub fn nic(&self) -> &Arc<Nic> {
+        &self.0
+    }
+}
+
+impl Drop for OpenNic {
     fn drop(&mut self) {
-        match &self.time {
+        match &self.0.time {
             Time::Real { progress, .. } => {
-                // The last answers leave before the socket closes.
-                self.core.drive(|core| {
-                    self.run(core, Work::Send);
+                self.0.core.drive(|core| {
+                    self.0.run(core, Work::Send);
                 });
+                // The thread borrows the NIC only while it makes a pass: after this, nobody does.
                 progress.stop();
             }
-            Time::Virtual(time) => time.forget(self),
+            Time::Virtual(time) => time.forget(&self.0),
         }
     }
 }

@@ -148,6 +148,8 @@ pub struct PortStats {
     pub malformed: u64,
     /// Times that segmented sending was switched off because the kernel refused it.
     pub gso_refused: u64,
+    /// Datagrams that are missing in the capture that was asked for: its file took no more.
+    pub uncaptured: u64,
 }
 
 /// An entry that could not be sent.

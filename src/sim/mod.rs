@@ -50,8 +50,8 @@ use crate::engine::EngineConfig;
 use crate::engine::cause::Cause;
 use crate::fabric::{Fabric, FabricPort, HostId, PacketSink, SharedFabric};
 use crate::net;
-use crate::nic::Nic;
 use crate::nic::virtual_time::VirtualTime;
+use crate::nic::{Nic, OpenNic};
 use crate::seed::Seeds;
 use crate::time::{Duration, Instant};
 use crate::verbs::{Backend, Context, Device, Error, Result};
@@ -161,7 +161,7 @@ impl Sim {
             guid: nic.guid(),
             speed_mbps: Some(link.bits_per_s / 1_000_000),
         };
-        Ok(Context::from_nic(device, nic))
+        Ok(Context::from_nic(device, OpenNic::new(nic)))
     }
 
     fn host_of(&self, host: &Context) -> Result<HostId> {

@@ -4,9 +4,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::engine::cause::Cause;
-use crate::nic::Nic;
 use crate::nic::device::Limits;
 use crate::nic::notify::EventQueue;
+use crate::nic::{Nic, OpenNic};
 use crate::time::Duration;
 use crate::wire::num::{Gid, Mtu};
 
@@ -20,7 +20,7 @@ use super::pd::ProtectionDomain;
 #[derive(Debug)]
 struct Inner {
     device: Device,
-    nic: Arc<Nic>,
+    nic: Arc<OpenNic>,
     events: Arc<EventQueue>,
 }
 
@@ -39,22 +39,29 @@ impl Context {
     /// `soft:IFACE` has all addresses of the interface. `soft:udp=ADDR` has one. Within a process a device
     /// is opened once and shared.
     ///
+    /// Options follow, each behind a comma. `gso=on`, `gso=off`, `gso=auto`: whether the kernel may split
+    /// sends (`auto`: where it is known to do it right). `pcap=FILE`: every packet that the device sends or
+    /// receives is written to a pcapng file, which is readable at any time. (A comma or backslash in the
+    /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
+    /// `soft:lo,pcap=b` have different addresses.
+    ///
     /// # Errors
     /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
-    /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one.
+    /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one; what the system says to the file of `pcap`,
+    /// `EBUSY`: another device captures to it.
     #[doc(alias = "ibv_open_device")]
     pub fn open(spec: &str) -> Result<Self> {
         super::device::open_spec(spec)
     }
 
-    pub(crate) fn from_nic(device: Device, nic: Arc<Nic>) -> Self {
+    pub(crate) fn from_nic(device: Device, nic: Arc<OpenNic>) -> Self {
         let events = Arc::default();
-        nic.add_opener(&events);
+        nic.nic().add_opener(&events);
         Self(Arc::new(Inner { device, nic, events }))
     }
 
     pub(crate) fn nic(&self) -> &Arc<Nic> {
-        &self.0.nic
+        self.0.nic.nic()
     }
 
     pub(crate) fn events(&self) -> &Arc<EventQueue> {
@@ -63,20 +70,20 @@ impl Context {
 
     /// Whether both are on the same device.
     pub(crate) fn is(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.0.nic, &other.0.nic)
+        Arc::ptr_eq(self.nic(), other.nic())
     }
 
     pub(crate) fn active_mtu(&self) -> Mtu {
-        self.0.nic.control(|engine, _| engine.caps().path_mtu()).unwrap_or(Mtu::B256)
+        self.nic().control(|engine, _| engine.caps().path_mtu()).unwrap_or(Mtu::B256)
     }
 
     pub(crate) fn rx_buffer(&self) -> u32 {
-        let bytes = self.0.nic.control(|engine, _| engine.caps().rx_buffer).unwrap_or(0);
+        let bytes = self.nic().control(|engine, _| engine.caps().rx_buffer).unwrap_or(0);
         u32::try_from(bytes).unwrap_or(u32::MAX)
     }
 
     pub(crate) fn scope_of(&self, gid_index: u16) -> u32 {
-        self.0.nic.addresses().get(usize::from(gid_index)).map_or(0, |a| a.scope_id)
+        self.nic().addresses().get(usize::from(gid_index)).map_or(0, |a| a.scope_id)
     }
 
     /// The device.
@@ -90,12 +97,12 @@ impl Context {
     /// `EDEADLK` inside a tap of a simulation.
     #[doc(alias("ibv_query_device", "ibv_query_device_ex"))]
     pub fn attr(&self) -> Result<DeviceAttr> {
-        self.0.nic.enter().of("ibv_query_device")?;
+        self.nic().enter().of("ibv_query_device")?;
         let l = Limits::ALL;
         Ok(DeviceAttr {
             fw_ver: env!("CARGO_PKG_VERSION").to_owned(),
-            node_guid: self.0.nic.guid(),
-            sys_image_guid: self.0.nic.guid(),
+            node_guid: self.nic().guid(),
+            sys_image_guid: self.nic().guid(),
             vendor_id: 0xff_ffff,
             vendor_part_id: 0,
             hw_ver: 0,
@@ -133,14 +140,14 @@ impl Context {
     #[doc(alias = "ibv_query_port")]
     pub fn port(&self, port: u8) -> Result<PortAttr> {
         let verb = "ibv_query_port";
-        self.0.nic.enter().of(verb)?;
+        self.nic().enter().of(verb)?;
         check_port(verb, port)?;
-        let down = self.0.nic.is_broken();
+        let down = self.nic().is_broken();
         Ok(PortAttr {
             state: if down { PortState::Down } else { PortState::Active },
             max_mtu: Mtu::B4096,
             active_mtu: self.active_mtu(),
-            gid_len: u32::try_from(self.0.nic.addresses().len()).unwrap_or(u32::MAX),
+            gid_len: u32::try_from(self.nic().addresses().len()).unwrap_or(u32::MAX),
             pkey_len: 1,
             lid: 0,
             max_msg_size: Limits::ALL.max_msg,
@@ -161,7 +168,7 @@ impl Context {
             kind: GidKind::RoceV2,
             netdev: (!a.interface.is_empty()).then(|| a.interface.clone()),
         };
-        Ok(self.0.nic.addresses().iter().enumerate().map(entry).collect())
+        Ok(self.nic().addresses().iter().enumerate().map(entry).collect())
     }
 
     /// The partition table: 0xffff at index 0.
@@ -185,7 +192,7 @@ impl Context {
     /// `EINVAL`: too many.
     #[doc(alias = "ibv_alloc_pd")]
     pub fn alloc_pd(&self) -> Result<ProtectionDomain> {
-        self.0.nic.enter().of("ibv_alloc_pd")?;
+        self.nic().enter().of("ibv_alloc_pd")?;
         ProtectionDomain::new(self)
     }
 
@@ -226,7 +233,7 @@ impl Context {
                 event = events.take();
                 event.is_some()
             };
-            self.0.nic.wait(&events.waiters, ready, timeout).of("ibv_get_async_event")?;
+            self.nic().wait(&events.waiters, ready, timeout).of("ibv_get_async_event")?;
         }
         event.ok_or(Error::Timeout)
     }
@@ -237,12 +244,12 @@ impl Context {
     /// `EINVAL`: there is only port 1.
     pub fn counters(&self, port: u8) -> Result<BTreeMap<String, u64>> {
         let verb = "counters";
-        self.0.nic.enter().of(verb)?;
+        self.nic().enter().of(verb)?;
         check_port(verb, port)?;
-        let mut all: BTreeMap<String, u64> = self.0.nic.control(|engine, _| {
+        let mut all: BTreeMap<String, u64> = self.nic().control(|engine, _| {
             engine.counters().iter().map(|(c, n)| (c.name().to_owned(), n)).collect()
         });
-        let stats = self.0.nic.port_stats();
+        let stats = self.nic().port_stats();
         for (name, n) in [
             ("port_sent_datagrams", stats.sent_datagrams),
             ("port_send_calls", stats.send_calls),
@@ -255,6 +262,7 @@ impl Context {
             ("port_truncated", stats.truncated),
             ("port_malformed", stats.malformed),
             ("port_gso_refused", stats.gso_refused),
+            ("port_uncaptured", stats.uncaptured),
         ] {
             all.insert(name.to_owned(), n);
         }
@@ -274,7 +282,7 @@ impl Context {
     /// # Errors
     /// The process has no descriptors left (`EMFILE`).
     pub fn events_fd(&self) -> Result<std::os::fd::BorrowedFd<'_>> {
-        self.0.nic.hand_over();
+        self.nic().hand_over();
         Ok(self.0.events.signal.fd()?)
     }
 }

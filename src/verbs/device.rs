@@ -103,20 +103,25 @@ fn no_device(spec: &str) -> Error {
 mod soft {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
+    use std::path::{Path, PathBuf};
     use std::sync::{Arc, Weak};
 
     use parking_lot::Mutex;
 
     use super::{Backend, Cause, Context, Device, Error, Result};
-    use crate::nic::Nic;
+    use crate::capture::Tap;
+    use crate::engine::errno::{EBUSY, EIO};
+    use crate::nic::clock::WallClock;
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
+    use crate::nic::{Nic, OpenNic};
+    use crate::port::Port;
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::verbs::error::Named;
 
     /// Devices that are open in this process, by the name that opens them.
-    static OPEN: Mutex<BTreeMap<String, Weak<Nic>>> = Mutex::new(BTreeMap::new());
+    static OPEN: Mutex<BTreeMap<String, Weak<OpenNic>>> = Mutex::new(BTreeMap::new());
 
     pub(super) fn status() -> Result<()> {
         Ok(())
@@ -142,56 +147,98 @@ mod soft {
         Ok(list)
     }
 
-    /// A name and its options: `eth0,gso=on`.
-    fn parse(name: &str) -> Result<(&str, GsoPolicy)> {
-        let mut parts = name.split(',');
+    /// What stands behind a name.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    struct Options {
+        gso: GsoPolicy,
+        pcap: Option<PathBuf>,
+    }
+
+    /// A name and its options: `eth0,gso=on,pcap=a.pcapng`.
+    fn parse(spec: &str) -> Result<(String, Options)> {
+        let mut parts = split(spec).into_iter();
         let base = parts.next().unwrap_or_default();
-        let mut gso = GsoPolicy::Auto;
+        let mut options = Options { gso: GsoPolicy::Auto, pcap: None };
         for option in parts {
-            gso = match option {
-                "gso=on" => GsoPolicy::On,
-                "gso=off" => GsoPolicy::Off,
-                "gso=auto" => GsoPolicy::Auto,
-                other => {
-                    let what =
-                        format!("device option {other:?}: wanted gso=on, gso=off or gso=auto");
+            match (option.as_str(), option.strip_prefix("pcap=")) {
+                ("gso=on", _) => options.gso = GsoPolicy::On,
+                ("gso=off", _) => options.gso = GsoPolicy::Off,
+                ("gso=auto", _) => options.gso = GsoPolicy::Auto,
+                (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
+                _ => {
+                    let what = format!(
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto or pcap=FILE"
+                    );
                     return Err(Error::verb(
                         "ibv_open_device",
                         Cause::Invalid { what: what.into() },
                     ));
                 }
-            };
+            }
         }
-        Ok((base, gso))
+        Ok((base, options))
+    }
+
+    /// The parts between commas. Behind a backslash a comma is an ordinary character, and so is a backslash.
+    fn split(spec: &str) -> Vec<String> {
+        let mut parts = vec![String::new()];
+        let mut chars = spec.chars();
+        while let Some(c) = chars.next() {
+            match (c, parts.last_mut()) {
+                (',', _) => parts.push(String::new()),
+                ('\\', Some(part)) => part.extend(chars.next()),
+                (c, Some(part)) => part.push(c),
+                (_, None) => {}
+            }
+        }
+        parts
+    }
+
+    /// The port, with a capture around it.
+    fn tap(port: UdpPort, file: &Path) -> Result<Box<dyn Port>> {
+        let clock = WallClock::new();
+        match Tap::create(port, file, move || clock.now()) {
+            Ok(tap) => Ok(Box::new(tap)),
+            Err(e) => {
+                let busy = e.kind() == std::io::ErrorKind::ResourceBusy;
+                let errno = e.raw_os_error().unwrap_or(if busy { EBUSY } else { EIO });
+                let why = format!("capturing to {}: {e}", file.display()).into();
+                Err(Error::verb("ibv_open_device", Cause::Io { errno, why }))
+            }
+        }
     }
 
     pub(super) fn open(name: &str) -> Result<Context> {
         let verb = "ibv_open_device";
         let mut table = OPEN.lock();
         if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
-            return Ok(Context::from_nic(device(name, &nic), nic));
+            return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
-        let (base, gso) = parse(name)?;
+        let (base, Options { gso, pcap }) = parse(name)?;
         let port = if base == "lo" {
             UdpPort::open_loopback(UdpConfig { gso, ..UdpConfig::new(Vec::new()) })
         } else if let Some(address) = base.strip_prefix("udp=") {
             let (ip, scope) = parse_address(address)?;
             UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
         } else {
-            UdpConfig::for_interface(base).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+            UdpConfig::for_interface(&base).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
         };
         let port = port.map_err(|e| match e {
             OpenError::NoInterface { .. } => super::no_device(name),
             e => refused(verb, &e),
         })?;
+        let port: Box<dyn Port> = match pcap {
+            Some(file) => tap(port, &file)?,
+            None => Box::new(port),
+        };
         let mode = match std::env::var("SOFTROCE_PROGRESS").as_deref() {
             Ok("manual") => Mode::Manual,
             _ => Mode::Hybrid,
         };
-        let nic = Nic::real(Box::new(port), ProgressConfig::from_env(mode)).of(verb)?;
+        let nic = OpenNic::new(Nic::real(port, ProgressConfig::from_env(mode)).of(verb)?);
         table.retain(|_, weak| weak.strong_count() > 0);
         table.insert(name.to_owned(), Arc::downgrade(&nic));
-        Ok(Context::from_nic(device(name, &nic), nic))
+        Ok(Context::from_nic(device(name, nic.nic()), nic))
     }
 
     fn device(name: &str, nic: &Nic) -> Device {
@@ -232,6 +279,32 @@ mod soft {
                 _ => Cause::Address { errno, why },
             },
         )
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use super::*;
+
+        #[test]
+        fn options_stand_behind_commas() {
+            let parsed = |spec: &str| {
+                parse(spec).map(|(name, o)| (name, o.gso, o.pcap)).map_err(|e| e.to_string())
+            };
+            let auto = GsoPolicy::Auto;
+            assert_eq!(parsed("lo"), Ok(("lo".into(), auto, None)));
+            assert_eq!(parsed("eth0,gso=off"), Ok(("eth0".into(), GsoPolicy::Off, None)));
+            let file = Some("/tmp/a.pcapng".into());
+            assert_eq!(
+                parsed("udp=::1,pcap=/tmp/a.pcapng,gso=on"),
+                Ok(("udp=::1".into(), GsoPolicy::On, file))
+            );
+            let file = Some("a, b\\c=d".into());
+            assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
+            for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b"] {
+                let e = parsed(bad).unwrap_err();
+                assert!(e.contains("wanted gso=on, gso=off, gso=auto or pcap=FILE"), "{e}");
+            }
+        }
     }
 }
 

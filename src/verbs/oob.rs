@@ -3,9 +3,10 @@
 //! Queue pairs need to know each other before they can connect. Most programs have a TCP connection for
 //! that; [`exchange`] sends what this side has to say and receives what the other side says.
 
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 
 use crate::engine::cause::Cause;
+use crate::engine::errno::EIO;
 use crate::wire::num::{Gid, Mtu};
 
 use super::endpoint::QpEndpoint;
@@ -29,7 +30,8 @@ const MAX_LEN: u32 = 1 << 20;
 /// ```
 ///
 /// # Errors
-/// The stream's; `EINVAL`: the peer says something of another type or version.
+/// The stream's; [`Error::Timeout`] if it has a timeout, after which it is of no more use: a part of a message
+/// may have passed. `EINVAL`: the peer says something of another type or version.
 pub fn exchange<T: Wire>(stream: &mut (impl Read + Write), ours: &T) -> Result<T> {
     send(stream, ours)?;
     receive(stream)
@@ -38,16 +40,14 @@ pub fn exchange<T: Wire>(stream: &mut (impl Read + Write), ours: &T) -> Result<T
 /// Sends a message.
 ///
 /// # Errors
-/// The stream's.
+/// The stream's; [`Error::Timeout`] if it has a timeout.
 pub fn send<T: Wire>(stream: &mut impl Write, ours: &T) -> Result<()> {
     let mut body = vec![VERSION, 0, 0, 0, 0];
     ours.encode(&mut body);
     let len = u32::try_from(body.len() - 5).ok().filter(|&n| n <= MAX_LEN);
     let Some(len) = len else { return Err(bad("a message is at most 1 MiB")) };
     body[1..5].copy_from_slice(&len.to_be_bytes());
-    stream.write_all(&body)?;
-    stream.flush()?;
-    Ok(())
+    stream.write_all(&body).and_then(|()| stream.flush()).map_err(|e| broken(&e))
 }
 
 /// Receives a message.
@@ -56,7 +56,7 @@ pub fn send<T: Wire>(stream: &mut impl Write, ours: &T) -> Result<()> {
 /// As [`exchange`].
 pub fn receive<T: Wire>(stream: &mut impl Read) -> Result<T> {
     let mut head = [0; 5];
-    stream.read_exact(&mut head)?;
+    stream.read_exact(&mut head).map_err(|e| broken(&e))?;
     if head[0] != VERSION {
         return Err(bad(
             "the peer speaks another version of the exchange, or is no softroce program",
@@ -67,13 +67,26 @@ pub fn receive<T: Wire>(stream: &mut impl Read) -> Result<T> {
         return Err(bad("the peer announces a message above 1 MiB"));
     }
     let mut body = vec![0; len as usize];
-    stream.read_exact(&mut body)?;
+    stream.read_exact(&mut body).map_err(|e| broken(&e))?;
     let mut rest = &body[..];
     let value = T::decode(&mut rest)?;
     if rest.is_empty() {
         Ok(value)
     } else {
         Err(bad("the peer says more than expected: another type?"))
+    }
+}
+
+/// What an error of the stream means.
+fn broken(e: &io::Error) -> Error {
+    match e.kind() {
+        // Which of the two a socket's timeout is depends on the system.
+        io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => Error::Timeout,
+        io::ErrorKind::UnexpectedEof => {
+            let why = "the peer has closed the stream".into();
+            Error::verb("oob", Cause::Io { errno: EIO, why })
+        }
+        _ => Error::verb("oob", Cause::io(e, "telling the peer")),
     }
 }
 
@@ -234,7 +247,15 @@ mod tests {
         }
         let e = receive::<u64>(&mut &[1, 0, 0, 0, 1, 9][..]).unwrap_err();
         assert!(e.to_string().contains("less than expected"), "{e}");
-        assert!(receive::<()>(&mut &[1][..]).is_err(), "a stream that ends is an error");
+    }
+
+    #[test]
+    fn streams_that_end_or_say_nothing() {
+        let e = receive::<()>(&mut &[1][..]).unwrap_err();
+        assert_eq!(e.to_string(), "oob: the peer has closed the stream (errno 5)");
+        let (mut a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
+        a.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
+        assert_eq!(receive::<()>(&mut a), Err(Error::Timeout));
     }
 
     proptest! {

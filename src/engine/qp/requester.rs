@@ -115,8 +115,10 @@ pub(super) struct Requester {
     /// The event of state SQD is still to come.
     pub(super) drain_event: bool,
     pub(super) cc: Controller,
-    /// Earliest time of the next packet, by pace.
+    /// When the pace lets the next packet go.
     next_send: Instant,
+    /// A packet waits for that, or nearly that.
+    ahead: bool,
     /// The last packet that could have been sent found no room in its window.
     pub(super) no_room: bool,
 }
@@ -170,6 +172,7 @@ impl Requester {
             drain_event: false,
             cc,
             next_send: Instant::ZERO,
+            ahead: false,
             no_room: false,
         }
     }
@@ -222,7 +225,7 @@ impl Requester {
             Controller::Fixed(_) => None,
             custom @ Controller::Custom(_) => custom.peek().next_timer(),
         };
-        let paced = (self.next_send > Instant::ZERO).then_some(self.next_send);
+        let paced = self.ahead.then(|| self.next_send.earlier(PACING_BURST));
         [self.ack_deadline, self.rnr_until, cc, paced].into_iter().flatten().min()
     }
 }
@@ -501,13 +504,16 @@ impl Qp {
                 || self.req.unasked + 1 >= c.config.ack_every;
         }
         if let Controller::Custom(cc) = &self.req.cc {
-            if let Some(cwnd) = cc.cwnd()
-                && self.req.charged[TO_PEER] > 0
-                && self.req.charged[TO_PEER] + plan.charge > u64::from(cwnd)
-            {
-                return false;
+            if let Some(cwnd) = cc.cwnd() {
+                let after = self.req.charged[TO_PEER] + plan.charge;
+                if self.req.charged[TO_PEER] > 0 && after > u64::from(cwnd) {
+                    return false;
+                }
+                // Nor before that one is.
+                plan.ack_req |= after + unit > u64::from(cwnd);
             }
             if cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST {
+                self.req.ahead = true;
                 return false;
             }
         }
@@ -688,8 +694,8 @@ impl Qp {
         if self.req.rnr_until.is_some_and(|t| t <= now) {
             self.req.rnr_until = None;
         }
-        if self.req.next_send <= now {
-            self.req.next_send = Instant::ZERO;
+        if self.req.next_send <= now + PACING_BURST {
+            self.req.ahead = false;
         }
         if let Controller::Custom(cc) = &mut self.req.cc
             && cc.next_timer().is_some_and(|t| t <= now)

@@ -271,6 +271,41 @@ fn a_waiter_sleeps_on_the_port() {
 }
 
 #[test]
+fn a_waiter_does_not_mistake_its_own_polls_for_somebody_elses() {
+    let nic = Nic::new(sound_naps(sleepy(manual())));
+    polls_steadily(&nic);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            nic.until_watched(ProgressStats::default());
+            nic.send(0);
+        });
+        assert!(nic.wait(0));
+    });
+    assert_eq!(nic.progress.stats().naps, 0);
+}
+
+#[test]
+fn a_waiter_naps_while_another_thread_polls() {
+    let nic = Nic::new(sound_naps(sleepy(manual())));
+    thread::scope(|scope| {
+        let waiter = scope.spawn(|| nic.wait(0));
+        nic.until_watched(ProgressStats::default());
+        polls_steadily(&nic);
+        nic.send(3);
+        nic.until("a nap", || nic.progress.stats().naps == 1);
+        let passes = nic.passes(By::Wait);
+        // Served by the poller, woken by the completion.
+        nic.send(0);
+        nic.until("the end", || {
+            nic.poll(1);
+            waiter.is_finished()
+        });
+        assert!(waiter.join().expect("no panic"));
+        assert_eq!(nic.passes(By::Wait), passes);
+    });
+}
+
+#[test]
 fn a_waiter_gives_up_at_its_deadline_and_not_before() {
     let nic = Nic::new(sleepy(manual()));
     for patience in [0, 1, 3_000_000] {

@@ -1,0 +1,290 @@
+//! The first process: makes the requests, measures, and checks its half of the memory.
+
+use std::time::Instant;
+
+use softroce::prelude::*;
+
+use super::layout::{Atomic, Layout, check_source};
+use super::plan::{Op, Row, plan};
+use super::side::{Far, LIMIT, Link, Node, expect, now};
+use super::{Args, Failure, child};
+
+/// What came of the tour.
+#[derive(Debug)]
+pub(super) struct Tour {
+    /// The two devices, for people.
+    pub(super) devices: [String; 2],
+    pub(super) rows: Vec<Measured>,
+    /// Why it ended early.
+    pub(super) failure: Option<Failure>,
+    pub(super) elapsed: Duration,
+    /// Datagrams that are missing in the capture.
+    pub(super) uncaptured: u64,
+}
+
+/// A row of the table.
+#[derive(Clone, Debug)]
+pub(super) struct Measured {
+    pub(super) row: Row,
+    pub(super) traffic: Traffic,
+    /// `None` if the row failed.
+    pub(super) timing: Option<Timing>,
+}
+
+/// Packets during a row, as the first process counts them.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Traffic {
+    pub(super) sent: u64,
+    pub(super) received: u64,
+    /// Those of the sent ones that had been sent before.
+    pub(super) again: u64,
+}
+
+#[derive(Clone, Debug)]
+pub(super) struct Timing {
+    /// Median time of a request made alone, from posting to completion.
+    pub(super) p50: Duration,
+    /// Bytes of payload in a second, of requests posted together.
+    pub(super) goodput: Option<f64>,
+}
+
+/// Leads through the tour. An error is that it could not begin.
+pub(super) fn run(args: &Args) -> Result<Tour, Failure> {
+    let began = now();
+    let node = Node::open(&device(args)?)?;
+    let mut link = child::start(args.peer.as_ref().unwrap_or(&args.device))?;
+    let far = node.connect(&mut link)?;
+    let devices = [node.describe(), link.hear()?];
+    let mut tour =
+        Tour { devices, rows: Vec::new(), failure: None, elapsed: Duration::ZERO, uncaptured: 0 };
+    for row in plan() {
+        let before = Traffic::of(&node.ctx)?;
+        let result = lead(&node, far, &mut link, row);
+        let traffic = Traffic::of(&node.ctx)?.since(before);
+        let (timing, failure) = match result {
+            Ok(timing) => (Some(timing), None),
+            Err(Failure(why)) => (None, Some(Failure::new(format!("{row}: {why}")))),
+        };
+        tour.rows.push(Measured { row, traffic, timing });
+        if failure.is_some() {
+            tour.failure = failure;
+            break;
+        }
+    }
+    if tour.failure.is_none() {
+        tour.failure = link.finish().err();
+    }
+    tour.uncaptured = node.ctx.counters(1)?.get("port_uncaptured").copied().unwrap_or(0);
+    tour.elapsed = now() - began;
+    Ok(tour)
+}
+
+/// The device's name with the option to capture.
+fn device(args: &Args) -> Result<String, Failure> {
+    let Some(path) = &args.pcap else { return Ok(args.device.clone()) };
+    let path = path
+        .to_str()
+        .ok_or_else(|| Failure::new(format!("--pcap {}: the name is not UTF-8", path.display())))?;
+    // Both have a meaning in the names of devices.
+    let path = path.replace('\\', "\\\\").replace(',', "\\,");
+    Ok(format!("{},pcap={path}", args.device))
+}
+
+impl Traffic {
+    fn of(ctx: &Context) -> Result<Self, Failure> {
+        let counters = ctx.counters(1)?;
+        let count = |name| counters.get(name).copied().unwrap_or(0);
+        let (sent, received) = (count("sent_pkts"), count("rcvd_pkts"));
+        Ok(Self { sent, received, again: count("retransmitted_pkts") })
+    }
+
+    fn since(self, before: Self) -> Self {
+        Self {
+            sent: self.sent - before.sent,
+            received: self.received - before.received,
+            again: self.again - before.again,
+        }
+    }
+}
+
+/// One row, in step with [`second::follow`](super::second).
+fn lead(node: &Node, far: Far, link: &mut Link, row: Row) -> Result<Timing, Failure> {
+    link.begin();
+    let layout = Layout::new(row);
+    let pattern = layout.pattern();
+    node.prepare(&layout, &pattern);
+    let windows = if row.op.is_local() { node.windows(&layout)? } else { Vec::new() };
+    if row.op == Op::LocalInv {
+        node.bind(link, &layout, &windows)?;
+    }
+    let (why, keys): (String, Vec<u32>) = link.hear()?;
+    refuse(why)?;
+    let requests = Requests::new(node, far, layout, &pattern, &windows, keys);
+    let timing = match requests.make(link) {
+        Ok(timing) => timing,
+        Err(Failure(why)) => {
+            // Perhaps the other side knows more.
+            link.hurry(Duration::from_secs(1));
+            let more = link.tell(&Vec::<u32>::new()).and_then(|()| link.hear::<String>());
+            return Err(match more {
+                Ok(more) if !more.is_empty() => {
+                    Failure::new(format!("{why}; the second process: {more}"))
+                }
+                _ => Failure(why),
+            });
+        }
+    };
+    let keys: Vec<u32> = windows.iter().map(MemoryWindow::rkey).collect();
+    if row.op == Op::LocalInv {
+        // What is bound could not be bound again.
+        node.bind(link, &layout, &windows)?;
+        for (i, window) in windows.iter().enumerate() {
+            node.qp.post_send(SendWr::local_inv(i as u64, window.rkey()))?;
+            expect(&link.completion(&node.cq)?, i, WcOpcode::LocalInv)?;
+        }
+    }
+    link.tell(&keys)?;
+    refuse(link.hear()?)?;
+    layout.check_target(&node.target, &requests.expected(&pattern))?;
+    check_source(&node.source, &pattern)?;
+    Ok(timing)
+}
+
+/// The verdict of the second process: what is wrong, or nothing.
+fn refuse(why: String) -> Result<(), Failure> {
+    if why.is_empty() {
+        return Ok(());
+    }
+    Err(Failure::new(format!("the second process: {why}")))
+}
+
+/// The requests of a row, all prepared, so that making them takes no time of ours.
+struct Requests<'a> {
+    node: &'a Node,
+    far: Far,
+    layout: Layout,
+    pieces: Vec<Vec<Sge>>,
+    inline: Vec<Vec<u8>>,
+    atomics: Vec<Atomic>,
+    /// Ours.
+    windows: &'a [MemoryWindow],
+    /// Of the second process' windows.
+    keys: Vec<u32>,
+}
+
+impl<'a> Requests<'a> {
+    fn new(
+        node: &'a Node,
+        far: Far,
+        layout: Layout,
+        pattern: &[u8],
+        windows: &'a [MemoryWindow],
+        keys: Vec<u32>,
+    ) -> Self {
+        let op = layout.row.op;
+        let all = 0..layout.row.requests();
+        let comes_back = matches!(op, Op::Read | Op::ReadSge) || op.is_atomic();
+        let pieces = all.clone().map(|i| match comes_back {
+            true => node.scatter(&layout, i),
+            false => node.gather(&layout, i),
+        });
+        let inline = match op {
+            Op::SendInline | Op::WriteInline => all.map(|i| layout.message(pattern, i)).collect(),
+            _ => Vec::new(),
+        };
+        let atomics = if op.is_atomic() { layout.atomics(pattern) } else { Vec::new() };
+        Self { node, far, layout, pieces: pieces.collect(), inline, atomics, windows, keys }
+    }
+
+    /// Request `i`.
+    fn request(&self, i: usize) -> SendWr<'_> {
+        let id = i as u64;
+        let there = self.far.target.at(self.layout.slot(i).start as u64);
+        let local = &self.pieces[i][..];
+        // Of an atomic: all work on the first slot.
+        let word = self.far.target.at(self.layout.slot(0).start as u64);
+        match self.layout.row.op {
+            Op::Send | Op::SendSge => SendWr::send(id, local),
+            Op::SendInline => SendWr::send(id, inline(&self.inline[i])),
+            Op::SendImm => SendWr::send(id, local).imm(self.layout.immediate(i)),
+            Op::SendInv => {
+                SendWr::send(id, local).invalidate(self.keys.get(i).copied().unwrap_or_default())
+            }
+            Op::Write | Op::WriteSge => SendWr::write(id, local, there),
+            Op::WriteInline => SendWr::write(id, inline(&self.inline[i]), there),
+            Op::WriteImm => SendWr::write(id, local, there).imm(self.layout.immediate(i)),
+            Op::Read | Op::ReadSge => {
+                let from = self.layout.from(i).first().map_or(0, |piece| piece.start);
+                SendWr::read(id, local, self.far.source.at(from as u64))
+            }
+            Op::CompareSwap => {
+                let Atomic { expect, operand, .. } = self.atomics[i];
+                SendWr::compare_swap(id, self.pieces[i][0], word, expect, operand)
+            }
+            Op::FetchAdd => SendWr::fetch_add(id, self.pieces[i][0], word, self.atomics[i].operand),
+            Op::BindMw => self.node.binding(&self.layout, i, &self.windows[i]),
+            Op::LocalInv => SendWr::local_inv(id, self.windows[i].rkey()),
+        }
+    }
+
+    /// Makes all of them: first one by one, then the rest together.
+    fn make(&self, link: &mut Link) -> Result<Timing, Failure> {
+        let row = self.layout.row;
+        let mut times = Vec::with_capacity(row.singles());
+        for i in 0..row.singles() {
+            let began = now();
+            self.node.qp.post_send(self.request(i))?;
+            let wc = link.completion(&self.node.cq)?;
+            times.push(now() - began);
+            self.check(&wc, i)?;
+        }
+        times.sort_unstable();
+        let p50 = times.get(times.len() / 2).copied().unwrap_or_default();
+        let rest = row.singles()..row.requests();
+        let bytes = rest.len() * row.size;
+        let began = now();
+        self.node.qp.post_send(rest.clone().map(|i| self.request(i)))?;
+        for i in rest {
+            let wc = link.completion(&self.node.cq)?;
+            self.check(&wc, i)?;
+        }
+        Ok(Timing { p50, goodput: rate(bytes, began) })
+    }
+
+    /// Whether this is how request `i` has to complete.
+    fn check(&self, wc: &WorkCompletion, i: usize) -> Result<(), Failure> {
+        let op = self.layout.row.op;
+        let opcode = match op {
+            Op::Send | Op::SendInline | Op::SendSge | Op::SendImm | Op::SendInv => WcOpcode::Send,
+            Op::Write | Op::WriteInline | Op::WriteSge | Op::WriteImm => WcOpcode::Write,
+            Op::Read | Op::ReadSge => WcOpcode::Read,
+            Op::CompareSwap => WcOpcode::CompSwap,
+            Op::FetchAdd => WcOpcode::FetchAdd,
+            Op::BindMw => WcOpcode::BindMw,
+            Op::LocalInv => WcOpcode::LocalInv,
+        };
+        expect(wc, i, opcode)?;
+        let comes_back = matches!(opcode, WcOpcode::Read | WcOpcode::CompSwap | WcOpcode::FetchAdd);
+        let (got, size) = (wc.byte_len as usize, self.layout.row.size);
+        if comes_back && got != size {
+            return Err(Failure::new(format!("request {i} brought {got} bytes, not {size}")));
+        }
+        Ok(())
+    }
+
+    /// What has to be in our target now.
+    fn expected(&self, pattern: &[u8]) -> Vec<u8> {
+        match self.layout.row.op {
+            Op::Read | Op::ReadSge | Op::BindMw => self.layout.delivered(pattern),
+            op if op.is_atomic() => self.layout.values(self.atomics.iter().map(|a| a.before)),
+            _ => self.layout.untouched(),
+        }
+    }
+}
+
+/// Bytes in a second; `None` if there are none.
+#[expect(clippy::cast_precision_loss, reason = "far fewer bytes than a double can count")]
+fn rate(bytes: usize, began: Instant) -> Option<f64> {
+    let seconds = (now() - began).max(Duration::from_nanos(1)).min(LIMIT).as_secs_f64();
+    (bytes > 0).then(|| bytes as f64 / seconds)
+}

@@ -1,0 +1,226 @@
+//! What both processes have: a NIC with its objects, and a line to the other process.
+
+use std::net::TcpStream;
+use std::time::Instant;
+
+use softroce::prelude::oob::Wire;
+use softroce::prelude::*;
+
+use super::Failure;
+use super::child::Second;
+use super::layout::{INLINE, Layout};
+use super::plan::plan;
+
+/// Longest that anything of a row may take.
+pub(super) const LIMIT: Duration = Duration::from_secs(10);
+/// How often somebody who waits looks whether the other process lives.
+const LOOK: Duration = Duration::from_millis(100);
+/// How long a process that has closed its end of the line may take to end.
+const DYING: Duration = Duration::from_secs(1);
+
+#[expect(clippy::disallowed_methods, reason = "the tour measures real time")]
+pub(super) fn now() -> Instant {
+    Instant::now()
+}
+
+/// A NIC, and all that the rows need on it.
+#[derive(Debug)]
+pub(super) struct Node {
+    pub(super) ctx: Context,
+    pub(super) pd: ProtectionDomain,
+    pub(super) cq: CompletionQueue,
+    pub(super) qp: QueuePair,
+    /// Where messages come from.
+    pub(super) source: MemoryRegion,
+    /// Where they go to.
+    pub(super) target: MemoryRegion,
+}
+
+/// The other side's memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Far {
+    pub(super) source: RemoteMr,
+    pub(super) target: RemoteMr,
+}
+
+impl Node {
+    /// Opens a device and makes everything on it.
+    pub(super) fn open(device: &str) -> Result<Self, Failure> {
+        let ctx = Context::open(device)?;
+        let layouts = || plan().into_iter().map(Layout::new);
+        let requests = layouts().map(|l| l.row.requests()).max().unwrap_or(0);
+        let depth = u32::try_from(requests)?;
+        let source = layouts().map(|l| l.source_len()).max().unwrap_or(1);
+        let target = layouts().map(|l| l.target_len()).max().unwrap_or(1);
+        let (pd, cq) = (ctx.alloc_pd()?, ctx.create_cq(2 * depth)?);
+        let cap = QpCap { send_wr: depth, recv_wr: depth, inline: INLINE, ..QpCap::default() };
+        let qp = pd.create_qp(QpType::Rc, &cq).cap(cap).build()?;
+        let source = pd.alloc_mr(source, Access::LOCAL | Access::REMOTE_READ)?;
+        let target = pd.alloc_mr(target, Access::REMOTE | Access::MW_BIND)?;
+        Ok(Self { ctx, pd, cq, qp, source, target })
+    }
+
+    /// Connects to the other side's node.
+    pub(super) fn connect(&self, link: &mut Link) -> Result<Far, Failure> {
+        let ours = (self.qp.endpoint(), self.source.remote(), self.target.remote());
+        link.tell(&ours)?;
+        let (endpoint, source, target) = link.hear()?;
+        self.qp.connect(&endpoint)?;
+        // Both are ready.
+        link.tell(&())?;
+        link.hear::<()>()?;
+        Ok(Far { source, target })
+    }
+
+    /// Its name for people: device, address, process.
+    pub(super) fn describe(&self) -> String {
+        let name = &self.ctx.device().name;
+        let short = name.split_once(',').map_or(name.as_str(), |(base, _options)| base);
+        let gid = self.qp.endpoint().gid;
+        let address = gid.ip().map_or_else(|| gid.to_string(), |ip| ip.to_string());
+        format!("{short} at {address} (process {})", std::process::id())
+    }
+
+    /// Fills the memory for a row.
+    pub(super) fn prepare(&self, layout: &Layout, pattern: &[u8]) {
+        self.source.write(0, pattern);
+        self.target.write(0, &layout.untouched());
+    }
+
+    /// The pieces of the source that request `i` takes its bytes from.
+    pub(super) fn gather(&self, layout: &Layout, i: usize) -> Vec<Sge> {
+        layout.from(i).into_iter().map(|piece| self.source.sge(piece)).collect()
+    }
+
+    /// The pieces of the target that the bytes of request `i` go to.
+    pub(super) fn scatter(&self, layout: &Layout, i: usize) -> Vec<Sge> {
+        layout.into(i).into_iter().map(|piece| self.target.sge(piece)).collect()
+    }
+
+    /// As many windows as the row has requests, not bound yet.
+    pub(super) fn windows(&self, layout: &Layout) -> Result<Vec<MemoryWindow>, Failure> {
+        let all = (0..layout.row.requests()).map(|_| self.pd.alloc_mw(MwType::Type2));
+        Ok(all.collect::<Result<_>>()?)
+    }
+
+    /// Binds all of them, each to the slot of its request, and waits for that.
+    pub(super) fn bind(
+        &self,
+        link: &mut Link,
+        layout: &Layout,
+        windows: &[MemoryWindow],
+    ) -> Result<(), Failure> {
+        self.qp.post_send(windows.iter().enumerate().map(|(i, w)| self.binding(layout, i, w)))?;
+        for i in 0..windows.len() {
+            let wc = link.completion(&self.cq)?;
+            expect(&wc, i, WcOpcode::BindMw)?;
+        }
+        Ok(())
+    }
+
+    /// The request that binds the window of request `i`.
+    pub(super) fn binding<'a>(
+        &'a self,
+        layout: &Layout,
+        i: usize,
+        window: &'a MemoryWindow,
+    ) -> SendWr<'a> {
+        let slot = layout.slot(i);
+        // A window has at least one byte, also where the message has none.
+        let range = slot.start..slot.end.max(slot.start + 1);
+        SendWr::bind_mw(i as u64, window, &self.target, range, Access::REMOTE_WRITE)
+    }
+}
+
+/// Whether this is the completion of request `i`, and a success.
+pub(super) fn expect(wc: &WorkCompletion, i: usize, opcode: WcOpcode) -> Result<(), Failure> {
+    let wc = wc.ok()?;
+    if (wc.wr_id, wc.opcode) == (i as u64, opcode) {
+        return Ok(());
+    }
+    let (id, got) = (wc.wr_id, wc.opcode);
+    Err(Failure::new(format!("{got:?} {id} completed where {opcode:?} {i} should have")))
+}
+
+/// The line to the other process, and the time that a row has.
+#[derive(Debug)]
+pub(super) struct Link {
+    tcp: TcpStream,
+    /// The process at the other end, where that is ours to look after.
+    second: Option<Second>,
+    deadline: Instant,
+}
+
+impl Link {
+    pub(super) fn new(tcp: TcpStream, second: Option<Second>) -> Result<Self, Failure> {
+        tcp.set_nodelay(true)?;
+        tcp.set_write_timeout(Some(LIMIT))?;
+        Ok(Self { tcp, second, deadline: now() + LIMIT })
+    }
+
+    /// A row begins.
+    pub(super) fn begin(&mut self) {
+        self.deadline = now() + LIMIT;
+    }
+
+    /// There is not more than this left to wait.
+    pub(super) fn hurry(&mut self, left: Duration) {
+        self.deadline = self.deadline.min(now() + left);
+    }
+
+    pub(super) fn tell<T: Wire>(&mut self, what: &T) -> Result<(), Failure> {
+        oob::send(&mut self.tcp, what).map_err(|e| self.explain(&e))
+    }
+
+    pub(super) fn hear<T: Wire>(&mut self) -> Result<T, Failure> {
+        let left = self.deadline.saturating_duration_since(now());
+        self.tcp.set_read_timeout(Some(left.max(Duration::from_millis(1))))?;
+        oob::receive(&mut self.tcp).map_err(|e| self.explain(&e))
+    }
+
+    /// What is behind an error of the line: most often the other process has ended.
+    fn explain(&mut self, e: &Error) -> Failure {
+        if *e == Error::Timeout {
+            let limit = LIMIT.as_secs();
+            return Failure::new(format!("the other process said nothing for {limit} s"));
+        }
+        match self.second.as_mut().and_then(|second| second.ended_within(DYING)) {
+            Some(death) => death,
+            None => Failure::new(format!("the other process is gone: {e}")),
+        }
+    }
+
+    /// The next completion.
+    pub(super) fn completion(&mut self, cq: &CompletionQueue) -> Result<WorkCompletion, Failure> {
+        loop {
+            match cq.wait(LOOK) {
+                Ok(wc) if wc.status == WcStatus::Success => return Ok(wc),
+                Ok(wc) => return Err(self.second_died().unwrap_or(Error::Completion(wc).into())),
+                Err(Error::Timeout) if now() < self.deadline => {
+                    if let Some(death) = self.second_died() {
+                        return Err(death);
+                    }
+                }
+                Err(Error::Timeout) => {
+                    let limit = LIMIT.as_secs();
+                    return Err(Failure::new(format!("nothing completed for {limit} s")));
+                }
+                Err(e) => return Err(e.into()),
+            }
+        }
+    }
+
+    /// The status of the next completion, which is meant to be an error.
+    pub(super) fn denied(&mut self, cq: &CompletionQueue) -> Result<WcStatus, Failure> {
+        Ok(cq.wait(self.deadline.saturating_duration_since(now()))?.status)
+    }
+
+    fn second_died(&mut self) -> Option<Failure> {
+        self.second.as_mut()?.ended_within(Duration::ZERO)
+    }
+
+    /// Waits for the second process to end as it should.
+    pub(super) fn finish(mut self) -> Result<(), Failure> {
+        self.second.take().map_or(Ok(()), Second::finish)
+    }
+}

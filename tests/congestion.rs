@@ -1,0 +1,95 @@
+//! Congestion control by its trait: a fixed rate is kept, and an algorithm of the user's is told what happens.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use softroce::cc::{AckInfo, CongestionControl, Fixed, Loss};
+use softroce::prelude::*;
+use softroce::sim::{Link, Sim, Verdict};
+use softroce::time::Instant;
+
+const LEN: usize = 1 << 20;
+
+/// Writes a megabyte under `cc`; how long it took.
+fn write_under(sim: &Sim, cc: impl CongestionControl + 'static) -> Result<Duration> {
+    let [a, b] = sim.hosts(Link::default());
+    let (pa, cq) = (a.alloc_pd()?, a.create_cq(16)?);
+    let (pb, theirs) = (b.alloc_pd()?, b.create_cq(16)?);
+    let x = pa.create_qp(QpType::Rc, &cq).congestion_control(cc).build()?;
+    let y = pb.create_qp(QpType::Rc, &theirs).build()?;
+    x.connect(&y.endpoint())?;
+    y.connect(&x.endpoint())?;
+    let src = pa.alloc_mr(LEN, Access::LOCAL)?;
+    let dst = pb.alloc_mr(LEN, Access::REMOTE)?;
+    src.fill(0..LEN, 7);
+    let start = sim.now();
+    x.post_send(SendWr::write(1, src.sge(..), dst.remote()))?;
+    cq.wait(Duration::from_secs(10))?.ok()?;
+    assert_eq!(dst.to_vec(0..LEN), vec![7; LEN]);
+    Ok(sim.now() - start)
+}
+
+#[test]
+fn a_fixed_rate_is_kept() {
+    let fast = write_under(&Sim::new(1), Fixed::unlimited()).unwrap();
+    assert!(fast < Duration::from_millis(1), "{fast:?}");
+    // 256 packets of 4096 bytes and their headers (44 bytes; IP, UDP, BTH and ICRC) at 1 Gbit/s: 8.48 ms,
+    // less what may leave ahead of its pace.
+    let slow = write_under(&Sim::new(1), Fixed::bits_per_second(1_000_000_000)).unwrap();
+    assert!(slow > Duration::from_micros(8_400) && slow < Duration::from_micros(8_600), "{slow:?}");
+}
+
+#[derive(Debug, Default)]
+struct Seen {
+    sent: AtomicU64,
+    acked: AtomicU64,
+    losses: AtomicU64,
+    timers: AtomicU64,
+}
+
+/// One packet in flight; notes what it is told.
+#[derive(Debug)]
+struct StopAndWait {
+    seen: Arc<Seen>,
+    next: Option<Instant>,
+}
+
+impl CongestionControl for StopAndWait {
+    fn on_send(&mut self, now: Instant, _bytes: u32) {
+        self.seen.sent.fetch_add(1, Relaxed);
+        self.next = Some(now + Duration::from_micros(1));
+    }
+    fn on_ack(&mut self, _now: Instant, ack: &AckInfo) {
+        self.seen.acked.fetch_add(u64::from(ack.bytes), Relaxed);
+    }
+    fn on_loss(&mut self, _now: Instant, _loss: Loss) {
+        self.seen.losses.fetch_add(1, Relaxed);
+    }
+    fn on_timer(&mut self, _now: Instant) {
+        self.seen.timers.fetch_add(1, Relaxed);
+        self.next = None;
+    }
+    fn next_timer(&self) -> Option<Instant> {
+        self.next
+    }
+    fn cwnd(&self) -> Option<u32> {
+        Some(1)
+    }
+}
+
+#[test]
+fn an_algorithm_of_the_users_is_told_and_obeyed() {
+    let sim = Sim::new(3);
+    let mut n = 0;
+    sim.tap(move |p| {
+        n += usize::from(p.to == 1);
+        if n == 100 { Verdict::Drop } else { Verdict::Pass }
+    });
+    let seen = Arc::new(Seen::default());
+    let took = write_under(&sim, StopAndWait { seen: Arc::clone(&seen), next: None }).unwrap();
+    assert!(took > Duration::from_micros(256 * 8), "a round trip for each packet: {took:?}");
+    assert_eq!(seen.acked.load(Relaxed), LEN as u64);
+    assert!(seen.sent.load(Relaxed) >= 257);
+    assert_eq!(seen.losses.load(Relaxed), 1);
+    assert!(seen.timers.load(Relaxed) > 200);
+}
