@@ -287,8 +287,12 @@ impl Qp {
             return None;
         }
         loop {
-            if self.req.cur == self.req.fresh && !self.begin(c) {
-                return None;
+            if self.req.cur == self.req.fresh {
+                if !self.begin(c) {
+                    return None;
+                }
+                // What is done here is done already, and the cursor behind it.
+                continue;
             }
             if self.req.failed.is_some() {
                 return None;
