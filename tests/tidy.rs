@@ -81,6 +81,7 @@ fn a_use_of_a_higher_layer_is_found() {
     assert_eq!(found("src/fabric/port.rs", "use crate::port::Port;"), []);
     assert_eq!(found("src/verbs/qp.rs", "use crate::engine::qp::responder::Responder;"), [1]);
     assert_eq!(found("src/verbs/qp.rs", "use crate::engine::qp::attr::QpState;"), []);
+    assert_eq!(found("src/capture/reader.rs", "use crate::port::Port;"), [1]);
     assert_eq!(found("src/nic/mod.rs", "use crate::verbs::Context;"), [1]);
     assert_eq!(found("src/newcomer.rs", ""), [1], "no row in the table");
     assert_eq!(found("src/lib.rs", "use crate::anything;"), []);

@@ -56,8 +56,12 @@ fn main() {
     for capture in captures(&data.join("links")) {
         let bytes = fs::read(&capture).expect("a capture");
         if bytes.len() < 12_000 {
-            save(&files, capture.file_name().and_then(|n| n.to_str()).expect("a name"), &bytes);
+            let name = capture.file_name().and_then(|n| n.to_str()).expect("a name");
+            save(&files, &name.replace('.', "-"), &bytes);
         }
+    }
+    for (name, script) in scripts() {
+        save(&inputs, &format!("script-{name}"), &script.0);
     }
 }
 
@@ -116,4 +120,119 @@ impl Conversations {
     fn inputs(self) -> Vec<Vec<u8>> {
         self.0.into_values().collect()
     }
+}
+
+/// An input of `engine_input`, packet by packet. Requests of its queue pairs take these PSNs, from the first:
+/// READ of three packets, SEND of three, fetch-and-add, WRITE, compare-and-swap.
+#[derive(Default)]
+struct Script(Vec<u8>);
+
+/// Mode bits of `engine_input`.
+const REPAIR: u8 = 0x01;
+const POST: u8 = 0x08;
+const A_LITTLE_LATER: u8 = 0x10;
+const SPOIL: u8 = 0x40;
+const MARKED: u8 = 0x80;
+
+const ACK: &[u8] = &[0x1f, 0, 0, 1];
+
+impl Script {
+    /// A packet with the extended headers `ext` and so many bytes of payload. `psn` counts from the expected
+    /// one for requests, from the first one sent for answers.
+    fn packet(mut self, mode: u8, opcode: u8, psn: i32, ext: &[u8], payload: usize) -> Self {
+        let pad = payload.wrapping_neg() & 3;
+        let mut datagram = vec![0; 12];
+        datagram[0] = opcode;
+        datagram[1] = 0x40 | u8::try_from(pad).expect("two bits") << 4;
+        datagram[8] = 0x80;
+        datagram[9..12].copy_from_slice(&psn.to_be_bytes()[1..]);
+        datagram.extend(ext);
+        datagram.resize(datagram.len() + payload, 0x33);
+        datagram.resize(datagram.len() + pad + 4, 0);
+        let len = u16::try_from(datagram.len()).expect("small").to_le_bytes();
+        self.0.extend([mode, len[0], len[1]]);
+        self.0.extend(datagram);
+        self
+    }
+
+    fn request(self, opcode: u8, psn: i32, ext: &[u8], payload: usize) -> Self {
+        self.packet(REPAIR, opcode, psn, ext, payload)
+    }
+
+    fn answer(self, opcode: u8, psn: i32, ext: &[u8], payload: usize) -> Self {
+        self.packet(REPAIR, opcode, psn, ext, payload)
+    }
+}
+
+/// Address, key and length of a RETH: an offset into the memory that `key` chooses.
+fn reth(offset: u16, key: u32, len: u32) -> Vec<u8> {
+    [&u64::from(offset).to_be_bytes()[..], &key.to_be_bytes(), &len.to_be_bytes()].concat()
+}
+
+/// Fetch-and-add of 1.
+fn fetch_add(offset: u16) -> Vec<u8> {
+    let numbers = [1u64.to_be_bytes(), [0; 8]].concat();
+    [&u64::from(offset).to_be_bytes()[..], &[0; 4], &numbers].concat()
+}
+
+fn scripts() -> Vec<(&'static str, Script)> {
+    let start = Script::default;
+    vec![
+        (
+            "all-is-answered",
+            start()
+                .answer(0x0d, 0, ACK, 1024)
+                .answer(0x0e, 1, &[], 1024)
+                .answer(0x0f, 2, ACK, 952)
+                .answer(0x11, 5, ACK, 0)
+                .answer(0x12, 6, &[ACK, &[0; 8]].concat(), 0)
+                .answer(0x11, 7, ACK, 0)
+                .answer(0x12, 8, &[ACK, &[0; 8]].concat(), 0),
+        ),
+        (
+            "duplicates",
+            start()
+                .request(0x04, 0, &[], 100)
+                .request(0x04, -1, &[], 100)
+                .request(0x0a, 0, &reth(16, 0, 50), 50)
+                .request(0x0a, -1, &reth(16, 0, 50), 50)
+                .request(0x0c, 0, &reth(16, 0, 60), 0)
+                .request(0x0c, -1, &reth(16, 0, 60), 0)
+                .request(0x14, 0, &fetch_add(64), 0)
+                .request(0x14, -1, &fetch_add(64), 0),
+        ),
+        (
+            "window",
+            start()
+                .request(0x0a, 0, &reth(0, 1, 64), 64)
+                .request(0x0c, 0, &reth(2000, 1, 1002), 0)
+                .request(0x0c, 0, &reth(2000, 1, 1003), 0),
+        ),
+        ("private", start().request(0x0c, 0, &reth(0, 3, 8), 0)),
+        ("foreign", start().request(0x0a, 0, &reth(0, 4, 8), 8)),
+        ("spoiled", start().packet(REPAIR | SPOIL, 0x04, 0, &[], 10)),
+        ("marked", start().packet(REPAIR | MARKED, 0x04, 0, &[], 10)),
+        ("gap", start().request(0x04, 1, &[], 10).request(0x04, 0, &[], 10)),
+        (
+            "never-ready",
+            (0..3).fold(start(), |script, _| {
+                script.packet(REPAIR | A_LITTLE_LATER, 0x11, 0, &[0x21, 0, 0, 0], 0)
+            }),
+        ),
+        ("lost-and-naked", start().answer(0x11, 3, &[0x60, 0, 0, 0], 0)),
+        ("invalid", start().answer(0x11, 0, &[0x61, 0, 0, 0], 0)),
+        ("refused", start().answer(0x11, 0, &[0x62, 0, 0, 0], 0)),
+        ("broken-and-connected-again", {
+            let broken = start().request(0x0c, 0, &reth(0, 3, 8), 0);
+            broken.packet(REPAIR | POST, 0x04, 0, &[], 10)
+        }),
+        (
+            "too-long",
+            start()
+                .request(0x00, 0, &[], 1024)
+                .request(0x01, 0, &[], 1024)
+                .request(0x01, 0, &[], 1024)
+                .request(0x02, 0, &[], 1000),
+        ),
+    ]
 }

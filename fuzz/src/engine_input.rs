@@ -36,6 +36,10 @@ const STRANGER: u8 = 2;
 const HIDDEN_IDENT: u8 = 4;
 /// Look for completions, and post receives and requests again, before it arrives.
 const POST: u8 = 8;
+/// Spoil the ICRC again.
+const SPOIL: u8 = 0x40;
+/// Marked by a switch that is congested.
+const MARKED: u8 = 0x80;
 /// How much time passes afterwards; see [`PAUSES`].
 const PAUSE_SHIFT: u32 = 4;
 const PAUSES: [Duration; 4] = [
@@ -210,13 +214,13 @@ impl World {
         let (qp, face) = queue_pair(&mut engine, pd, cq, PEER);
         let (other, _) = queue_pair(&mut engine, pd, cq, OTHER_PEER);
 
-        let lent = Guarded::new(&mut engine, pd, Access::REMOTE, vec![0..REGION]);
+        let lent = Guarded::new(&mut engine, pd, Access::REMOTE, Vec::from([0..REGION]));
         let bindable = Access::LOCAL_WRITE | Access::MW_BIND;
-        let windowed = Guarded::new(&mut engine, pd, bindable, vec![WINDOW]);
+        let windowed = Guarded::new(&mut engine, pd, bindable, Vec::from([WINDOW]));
         let parts =
             (0..RECEIVES).flat_map(|i| PIECES.map(|p| p.start + i * PART..p.end + i * PART));
         let inbox = Guarded::new(&mut engine, pd, Access::LOCAL, parts.collect());
-        let results = Guarded::new(&mut engine, pd, Access::LOCAL, vec![RESULT]);
+        let results = Guarded::new(&mut engine, pd, Access::LOCAL, Vec::from([RESULT]));
         let foreign = Guarded::new(&mut engine, stranger, Access::REMOTE, Vec::new());
         let window = engine.alloc_mw(pd, MwKind::Type2).expect("the first");
         let mut world = Self {
@@ -334,11 +338,14 @@ impl World {
         if mode & REPAIR != 0 {
             self.repair(&mut datagram, &IpFields::v4(src, US, ident, true, 49152));
         }
+        if let Some(last) = datagram.last_mut().filter(|_| mode & SPOIL != 0) {
+            *last ^= 1;
+        }
         let path = Path {
             src: src.into(),
             dst: US.into(),
             src_port: 49152,
-            traffic_class: 2,
+            traffic_class: if mode & MARKED == 0 { 2 } else { 3 },
             hop_limit: 64,
             flow_label: 0,
             scope_id: 0,
@@ -420,7 +427,7 @@ impl World {
                 let packet = Packet::parse(datagram).expect("what is sent is a packet");
                 let ip = IpFields::v4(US, PEER, ident, true, transmit.path.src_port);
                 assert!(icrc::check(&ip, datagram));
-                assert!(packet.payload().len() <= MTU.bytes() as usize);
+                assert!(packet.payload().len() <= MTU.bytes());
                 // What answers a peer is the peer's choice; requests are made of memory that is open.
                 let leaks = packet.info().is_response()
                     && packet.datagram().windows(SECRET.len()).any(|w| w == SECRET);

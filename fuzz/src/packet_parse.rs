@@ -41,7 +41,7 @@ fn packet(bytes: &[u8]) -> bool {
 
     // The pad is computed from the length when it is built.
     let bth = packet.bth();
-    let ident = bytes.len() as u16 ^ 0x5aa5;
+    let ident = u16::from_be_bytes([bytes[10], bytes[11]]) ^ 0x5aa5;
     let v4 =
         IpFields::v4(Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2), ident, true, 49152);
     let v6 = IpFields::v6(Ipv6Addr::LOCALHOST, Ipv6Addr::UNSPECIFIED, 49152);
