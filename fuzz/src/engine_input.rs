@@ -11,6 +11,7 @@
 //! chosen from those that exist.
 
 use std::collections::BTreeSet;
+use std::iter;
 use std::net::{IpAddr, Ipv4Addr};
 use std::ops::Range;
 use std::sync::Arc;
@@ -81,7 +82,13 @@ struct Guarded {
 
 impl Guarded {
     /// Registers a region full of secrets, but for what is open.
-    fn new(engine: &mut Engine, pd: PdId, access: Access, open: Vec<Range<usize>>) -> Self {
+    fn new(
+        engine: &mut Engine,
+        pd: PdId,
+        access: Access,
+        open: impl IntoIterator<Item = Range<usize>>,
+    ) -> Self {
+        let open = Vec::from_iter(open);
         let region = Region::alloc(REGION).expect("memory");
         region.write(0, &SECRET.repeat(REGION / SECRET.len()));
         open.iter().for_each(|r| region.fill(r.clone(), 0));
@@ -214,14 +221,14 @@ impl World {
         let (qp, face) = queue_pair(&mut engine, pd, cq, PEER);
         let (other, _) = queue_pair(&mut engine, pd, cq, OTHER_PEER);
 
-        let lent = Guarded::new(&mut engine, pd, Access::REMOTE, Vec::from([0..REGION]));
+        let lent = Guarded::new(&mut engine, pd, Access::REMOTE, iter::once(0..REGION));
         let bindable = Access::LOCAL_WRITE | Access::MW_BIND;
-        let windowed = Guarded::new(&mut engine, pd, bindable, Vec::from([WINDOW]));
+        let windowed = Guarded::new(&mut engine, pd, bindable, iter::once(WINDOW));
         let parts =
             (0..RECEIVES).flat_map(|i| PIECES.map(|p| p.start + i * PART..p.end + i * PART));
-        let inbox = Guarded::new(&mut engine, pd, Access::LOCAL, parts.collect());
-        let results = Guarded::new(&mut engine, pd, Access::LOCAL, Vec::from([RESULT]));
-        let foreign = Guarded::new(&mut engine, stranger, Access::REMOTE, Vec::new());
+        let inbox = Guarded::new(&mut engine, pd, Access::LOCAL, parts);
+        let results = Guarded::new(&mut engine, pd, Access::LOCAL, iter::once(RESULT));
+        let foreign = Guarded::new(&mut engine, stranger, Access::REMOTE, iter::empty());
         let window = engine.alloc_mw(pd, MwKind::Type2).expect("the first");
         let mut world = Self {
             engine,
