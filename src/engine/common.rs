@@ -36,8 +36,8 @@ pub(crate) struct Common {
     pub(crate) windows: Windows,
     pub(crate) counters: Counters,
     pub(crate) events: VecDeque<AsyncEvent>,
-    /// Queue pairs that may have something to send: room in a window, or a failed completion queue.
-    pub(crate) woken: Vec<u32>,
+    /// Queue pairs whose turn it is in a window where there may be room.
+    pub(crate) woken: Vec<(u32, WindowId)>,
     /// Completion queues that overran since the engine last looked.
     pub(crate) overrun: Vec<u32>,
     /// A receive completed since the driver last asked.
@@ -74,6 +74,8 @@ impl Common {
     pub(crate) fn event(&mut self, e: AsyncEvent) {
         if self.events.len() < MAX_EVENTS {
             self.events.push_back(e);
+        } else {
+            self.count(Counter::EventsLost);
         }
     }
 
@@ -129,7 +131,7 @@ impl Common {
     /// Lets the next one that waits for room in a window try.
     pub(crate) fn wake_window(&mut self, id: WindowId) {
         if let Some(slot) = self.windows.wake(id) {
-            self.woken.push(slot);
+            self.woken.push((slot, id));
         }
     }
 }

@@ -3,6 +3,7 @@
 //! *Rules.* Arguments are checked whole before anything changes. Destroying an object that others use is
 //! `Busy`. Nothing that was destroyed can be reached by a number it had.
 
+use std::collections::btree_map::Entry;
 use std::sync::Arc;
 
 use super::Engine;
@@ -45,17 +46,19 @@ impl Engine {
     /// # Errors
     /// `EINVAL`: too many.
     pub fn alloc_pd(&mut self) -> Result<PdId, Cause> {
-        if self.pds.iter().filter(|users| users.is_some()).count()
-            >= self.common.config.max_pd as usize
-        {
-            return Err(Cause::table_full(
-                "protection domains",
-                u64::from(self.common.config.max_pd),
-            ));
+        let max = self.common.config.max_pd;
+        if self.pds.len() >= max as usize {
+            return Err(Cause::table_full("protection domains", u64::from(max)));
         }
-        // Numbers are not reused: a stale one finds nobody.
-        self.pds.push(Some(0));
-        Ok(PdId(u32::try_from(self.pds.len() - 1).unwrap_or(u32::MAX)))
+        // Numbers are not reused before all others: a stale one finds nobody.
+        loop {
+            let pd = PdId(self.next_pd);
+            self.next_pd = self.next_pd.wrapping_add(1);
+            if let Entry::Vacant(place) = self.pds.entry(pd) {
+                place.insert(0);
+                return Ok(pd);
+            }
+        }
     }
 
     /// Destroys a protection domain.
@@ -63,27 +66,17 @@ impl Engine {
     /// # Errors
     /// `EBUSY`: it has regions, windows or queue pairs.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Cause> {
-        match self.pds.get_mut(pd.0 as usize) {
-            Some(users @ Some(0)) => {
-                *users = None;
-                // Keep the table short where the newest go first.
-                while self.pds.last().is_some_and(Option::is_none) && self.pds.len() > 64 {
-                    self.pds.pop();
-                }
-                Ok(())
-            }
-            Some(Some(_)) => Err(Cause::Busy {
+        if *self.use_pd(pd)? > 0 {
+            return Err(Cause::Busy {
                 by: "memory regions, memory windows or queue pairs of the domain",
-            }),
-            _ => Err(gone("protection domain")),
+            });
         }
+        self.pds.remove(&pd);
+        Ok(())
     }
 
     fn use_pd(&mut self, pd: PdId) -> Result<&mut u32, Cause> {
-        self.pds
-            .get_mut(pd.0 as usize)
-            .and_then(Option::as_mut)
-            .ok_or_else(|| gone("protection domain"))
+        self.pds.get_mut(&pd).ok_or_else(|| gone("protection domain"))
     }
 
     /// Registers memory.
@@ -135,12 +128,20 @@ impl Engine {
         Ok(rkey)
     }
 
-    /// Destroys a memory window, by any key it has had.
+    /// Destroys a memory window, by any key it has had: a bind that was posted and failed has not changed
+    /// the key, and its owner need not keep account of that.
     ///
     /// # Errors
     /// See [`MemError`].
     pub fn dealloc_mw(&mut self, pd: PdId, rkey: Rkey) -> Result<(), Cause> {
-        self.common.mrs.dealloc_mw(rkey)?;
+        // Keys of one window differ in the low 8 bits, and no other object shares the rest.
+        let mut result = self.common.mrs.dealloc_mw(rkey);
+        for low in 0..=0xff {
+            if result.is_err() {
+                result = self.common.mrs.dealloc_mw(Rkey(rkey.0 & !0xff | low));
+            }
+        }
+        result?;
         self.release_pd(pd);
         Ok(())
     }
@@ -226,10 +227,12 @@ impl Engine {
         }
         let max = u64::from(self.common.config.max_qp);
         let (handle, qpn) = self.qps.reserve().ok_or(Cause::table_full("queue pairs", max))?;
-        let caps =
-            SendCaps { depth: cap.send_wr, max_sge: cap.send_sge.max(1), max_inline: cap.inline };
-        let sq = send_queue(caps);
-        let rq = recv_queue(cap.recv_wr.max(1), cap.recv_sge.max(1));
+        let sq = send_queue(SendCaps {
+            depth: cap.send_wr,
+            max_sge: cap.send_sge,
+            max_inline: cap.inline,
+        });
+        let rq = recv_queue(cap.recv_wr, cap.recv_sge);
         let mut attach = |cq: u32| {
             let tag = self.common.cq(cq).map(|slot| {
                 slot.users += 1;
@@ -259,7 +262,8 @@ impl Engine {
         self.timers.reserve(self.qps.slots());
         self.ready.reserve(self.qps.slots());
         self.acks.reserve(self.qps.slots());
-        self.common.woken.reserve(self.qps.slots());
+        // It may wait in two windows.
+        self.common.woken.reserve(2 * self.qps.slots());
         Ok((handle, face))
     }
 
@@ -318,10 +322,7 @@ impl Engine {
             _ => {}
         }
         if matches!(to, QpState::Reset | QpState::Err) {
-            if let Some((peer, own)) = qp.windows.take() {
-                self.common.windows.close(peer, 0, handle.slot);
-                self.common.windows.close(own, 0, handle.slot);
-            }
+            qp.leave_windows(&mut self.common);
             self.schedule(handle.slot);
             self.settle();
             return Ok(());
@@ -329,11 +330,7 @@ impl Engine {
         apply(qp, attr);
         if let Some((path, ip)) = path {
             let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
-            qp.release_charges(&mut self.common);
-            if let Some((peer, own)) = qp.windows.take() {
-                self.common.windows.close(peer, 0, handle.slot);
-                self.common.windows.close(own, 0, handle.slot);
-            }
+            qp.leave_windows(&mut self.common);
             qp.set_path(path, ip);
             let own =
                 self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
@@ -424,12 +421,8 @@ impl Engine {
     /// `EINVAL`: it is gone already.
     pub fn destroy_qp(&mut self, handle: QpHandle) -> Result<(), Cause> {
         let mut qp = self.qps.remove(handle).ok_or_else(|| gone("queue pair"))?;
-        qp.release_charges(&mut self.common);
+        qp.leave_windows(&mut self.common);
         qp.set_state(QpState::Reset);
-        if let Some((peer, own)) = qp.windows {
-            self.common.windows.close(peer, 0, handle.slot);
-            self.common.windows.close(own, 0, handle.slot);
-        }
         let mut detach = |r: CqRef| {
             if let Some(slot) = self.common.cq(r.cq) {
                 slot.users -= 1;

@@ -63,9 +63,11 @@ pub enum Counter {
     DropGhostResponse,
     DropUnsentResponse,
     DropResponse,
+    DropStaleResponse,
     DropReplay,
     DropDestroyed,
     CqOverrun,
+    EventsLost,
 }
 
 impl Counter {
@@ -86,7 +88,7 @@ impl Counter {
 use Counter as C;
 
 #[rustfmt::skip]
-static TABLE: [(Counter, &str, &str); C::CqOverrun as usize + 1] = [
+static TABLE: [(Counter, &str, &str); C::EventsLost as usize + 1] = [
     (C::SentPkts, "sent_pkts", "packets handed to the port"),
     (C::RcvdPkts, "rcvd_pkts", "packets that passed all header checks and the ICRC"),
     (C::SentBytes, "sent_bytes", "bytes of those packets, BTH to ICRC"),
@@ -144,9 +146,11 @@ static TABLE: [(Counter, &str, &str); C::CqOverrun as usize + 1] = [
     (C::DropGhostResponse, "drop_ghost_response", "responses dropped: already acknowledged"),
     (C::DropUnsentResponse, "drop_unsent_response", "responses dropped: they answer what was never sent"),
     (C::DropResponse, "drop_response", "responses dropped: reserved syndrome, or none expected"),
+    (C::DropStaleResponse, "drop_stale_response", "responses dropped: of a loss for which a retry is under way"),
     (C::DropReplay, "drop_replay", "duplicate READs dropped: not the same request or a tail of it"),
     (C::DropDestroyed, "drop_destroyed", "staged packets dropped: their queue pair is gone"),
     (C::CqOverrun, "cq_overrun", "completions that found their queue full"),
+    (C::EventsLost, "events_lost", "asynchronous events that nobody fetched in time"),
 ];
 
 /// All counters of a device.

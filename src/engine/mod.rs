@@ -36,7 +36,7 @@ mod tests;
 mod timer;
 pub mod window;
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
 
 use rand_chacha::ChaCha8Rng;
@@ -87,7 +87,8 @@ pub struct Engine {
     common: Common,
     qps: QpTable,
     /// Users of each protection domain.
-    pds: Vec<Option<u32>>,
+    pds: BTreeMap<PdId, u32>,
+    next_pd: u32,
     gids: Vec<LocalGid>,
     timers: Wheel,
     /// Queue pairs with something to send, in the order of their turns.
@@ -115,7 +116,8 @@ impl Engine {
         Self {
             common: Common::new(config, caps, MrTable::new(key, iova_base)),
             qps,
-            pds: Vec::new(),
+            pds: BTreeMap::new(),
+            next_pd: 0,
             gids,
             timers: Wheel::new(),
             ready: VecDeque::new(),
@@ -130,6 +132,11 @@ impl Engine {
     /// What the port can do.
     pub fn caps(&self) -> &PortCaps {
         &self.common.caps
+    }
+
+    /// The port can do something else than before: it segments no more, or its interface has another MTU.
+    pub fn set_caps(&mut self, caps: PortCaps) {
+        self.common.caps = caps;
     }
 
     /// The device's addresses.
@@ -154,7 +161,7 @@ impl Engine {
 
     /// Whether a protection domain exists.
     pub fn has_pd(&self, pd: PdId) -> bool {
-        self.pds.get(pd.0 as usize).is_some_and(Option::is_some)
+        self.pds.contains_key(&pd)
     }
 
     fn random(&mut self) -> u32 {
@@ -166,8 +173,8 @@ impl Engine {
         self.common.now = now;
         let Some(qp) = self.qps.get(handle) else { return };
         qp.handle_doorbell(&mut self.common);
-        self.schedule(handle.slot);
         self.settle();
+        self.schedule(handle.slot);
     }
 
     /// Time has passed: handles at most `max` timers that are due. `true`: there may be more.
@@ -179,8 +186,8 @@ impl Engine {
                 if qp.deadline().is_some_and(|t| t <= now) {
                     qp.handle_timeout(&mut self.common);
                 }
-                self.schedule(slot);
                 self.settle();
+                self.schedule(slot);
             }
         }
         true
@@ -222,6 +229,8 @@ impl Engine {
         buf: &mut [u8],
     ) -> Option<(Transmit, u64)> {
         self.common.now = now;
+        // Held long enough.
+        let acks = if self.acks_due.is_some_and(|t| t <= now) { Acks::Send } else { acks };
         if self.ready.is_empty() && (acks == Acks::Hold || self.acks.is_empty()) {
             self.note_held_acks();
             return None;
@@ -256,30 +265,26 @@ impl Engine {
                 continue;
             };
             let turn = qp.send(&mut self.common, batch);
-            let windows = qp.windows.filter(|_| !qp.waits_for_room());
+            if turn != Turn::Full {
+                // What room it left is for those that wait.
+                for window in qp.end_turn().into_iter().flatten() {
+                    self.common.wake_window(window);
+                }
+            }
             match turn {
                 Turn::Idle => {
                     qp.queued = false;
                     self.ready.pop_front();
-                    // It left room: let those that wait for it try.
-                    if let Some((peer, own)) = windows {
-                        self.common.wake_window(peer);
-                        self.common.wake_window(own);
-                    }
-                    self.schedule_timer(slot);
                     self.queue_ack(slot);
                 }
-                Turn::Spent => {
-                    self.schedule_timer(slot);
-                    self.ready.rotate_left(1);
-                }
-                Turn::Full => {
-                    self.schedule_timer(slot);
-                    self.settle();
-                    return;
-                }
+                Turn::Spent => self.ready.rotate_left(1),
+                Turn::Full => {}
             }
+            self.schedule_timer(slot);
             self.settle();
+            if turn == Turn::Full {
+                return;
+            }
         }
     }
 
@@ -297,6 +302,15 @@ impl Engine {
     }
 
     fn note_held_acks(&mut self) {
+        // Those that left with other packets need not be waited for.
+        while let Some(&slot) = self.acks.front() {
+            match self.qps.at(slot) {
+                Some(qp) if qp.has_plain_ack() => break,
+                Some(qp) => qp.ack_queued = false,
+                None => {}
+            }
+            self.acks.pop_front();
+        }
         if self.acks.is_empty() {
             self.acks_due = None;
         } else if self.acks_due.is_none() {
@@ -365,14 +379,21 @@ impl Engine {
                 }
             }
         }
-        while let Some(slot) = self.common.woken.pop() {
-            if let Some(qp) = self.qps.at(slot)
-                && !qp.queued
-                && qp.wants_to_send()
-            {
+        let mut next = 0;
+        while let Some(&(slot, window)) = self.common.woken.get(next) {
+            next += 1;
+            let qp = self.qps.at(slot);
+            let qp = qp.and_then(|qp| qp.take_wake(window).then_some(qp));
+            // If it is gone, or has no use for it, it is the next one's turn.
+            let Some(qp) = qp else {
+                self.common.wake_window(window);
+                continue;
+            };
+            if !qp.queued {
                 qp.queued = true;
                 self.ready.push_back(slot);
             }
         }
+        self.common.woken.clear();
     }
 }

@@ -11,9 +11,11 @@ use crate::time::Instant;
 const TICK_BITS: u32 = 10;
 /// log2 of the buckets in a level.
 const LEVEL_BITS: u32 = 6;
-const BUCKETS: usize = 1 << LEVEL_BITS;
+const BUCKETS: u32 = 1 << LEVEL_BITS;
 /// 10 + 9 * 6 bits: every `Instant` has its place.
-const LEVELS: usize = 9;
+const LEVELS: u32 = 9;
+/// Buckets of all levels.
+const PLACES: usize = (LEVELS * BUCKETS) as usize;
 const NIL: u32 = u32::MAX;
 
 #[derive(Clone, Copy, Debug)]
@@ -38,9 +40,9 @@ struct List {
 #[derive(Debug)]
 pub(super) struct Wheel {
     nodes: Vec<Node>,
-    lists: Box<[List; LEVELS * BUCKETS]>,
+    lists: Box<[List; PLACES]>,
     /// Bit `b` of word `l`: bucket `b` of level `l` is not empty.
-    occupied: [u64; LEVELS],
+    occupied: [u64; LEVELS as usize],
     /// All ticks before this one have been handed out.
     current: u64,
 }
@@ -50,8 +52,8 @@ impl Wheel {
     pub(super) fn new() -> Self {
         Self {
             nodes: Vec::new(),
-            lists: Box::new([List { head: NIL, tail: NIL }; LEVELS * BUCKETS]),
-            occupied: [0; LEVELS],
+            lists: Box::new([List { head: NIL, tail: NIL }; PLACES]),
+            occupied: [0; LEVELS as usize],
             current: 0,
         }
     }
@@ -106,7 +108,7 @@ impl Wheel {
             self.current = start;
             let place = level * BUCKETS + bucket;
             if level == 0 {
-                let slot = self.lists[place].head;
+                let slot = self.lists[place as usize].head;
                 self.unlink(slot);
                 return Some(slot);
             }
@@ -117,10 +119,10 @@ impl Wheel {
     }
 
     /// Sorts a bucket whose time has come into lower levels.
-    fn cascade(&mut self, place: usize) {
-        let mut slot = self.lists[place].head;
-        self.lists[place] = List { head: NIL, tail: NIL };
-        self.occupied[place / BUCKETS] &= !(1 << (place % BUCKETS));
+    fn cascade(&mut self, place: u32) {
+        let mut slot = self.lists[place as usize].head;
+        self.lists[place as usize] = List { head: NIL, tail: NIL };
+        self.vacate(place);
         while slot != NIL {
             let next = self.nodes[slot as usize].next;
             self.link(slot);
@@ -131,53 +133,62 @@ impl Wheel {
     /// The occupied bucket that starts first, and the tick of its start. All of a lower level is earlier
     /// than all of a higher one, because a slot's level is that of the highest digit in which it differs
     /// from `current`.
-    fn first_bucket(&self) -> Option<(usize, usize, u64)> {
-        let level = self.occupied.iter().position(|&word| word != 0)?;
-        let bucket = self.occupied[level].trailing_zeros() as usize;
-        let shift = LEVEL_BITS * level as u32;
+    fn first_bucket(&self) -> Option<(u32, u32, u64)> {
+        let (level, &word) = (0..LEVELS).zip(&self.occupied).find(|&(_, &word)| word != 0)?;
+        let bucket = word.trailing_zeros();
+        let shift = LEVEL_BITS * level;
         let above = (u64::MAX << LEVEL_BITS) << shift;
-        Some((level, bucket, self.current & above | (bucket as u64) << shift))
+        Some((level, bucket, self.current & above | u64::from(bucket) << shift))
     }
 
     fn link(&mut self, slot: u32) {
         let due = self.nodes[slot as usize].due;
         debug_assert!(due >= self.current, "buckets are emptied before the time passes them");
-        let differing = (due ^ self.current) | (BUCKETS as u64 - 1);
-        let level = (differing.ilog2() / LEVEL_BITS) as usize;
-        let bucket = (due >> (LEVEL_BITS * level as u32)) as usize % BUCKETS;
+        let differing = (due ^ self.current) | u64::from(BUCKETS - 1);
+        let level = differing.ilog2() / LEVEL_BITS;
+        let bucket = digit(due, level);
         let place = level * BUCKETS + bucket;
-        let tail = self.lists[place].tail;
+        let tail = self.lists[place as usize].tail;
         let node = &mut self.nodes[slot as usize];
         node.prev = tail;
         node.next = NIL;
-        node.place = place as u32;
+        node.place = place;
         if tail == NIL {
-            self.lists[place].head = slot;
+            self.lists[place as usize].head = slot;
         } else {
             self.nodes[tail as usize].next = slot;
         }
-        self.lists[place].tail = slot;
-        self.occupied[level] |= 1 << bucket;
+        self.lists[place as usize].tail = slot;
+        self.occupied[level as usize] |= 1 << bucket;
     }
 
     fn unlink(&mut self, slot: u32) {
         let Node { prev, next, place, .. } = self.nodes[slot as usize];
-        let place = place as usize;
         if prev == NIL {
-            self.lists[place].head = next;
+            self.lists[place as usize].head = next;
         } else {
             self.nodes[prev as usize].next = next;
         }
         if next == NIL {
-            self.lists[place].tail = prev;
+            self.lists[place as usize].tail = prev;
         } else {
             self.nodes[next as usize].prev = prev;
         }
-        if self.lists[place].head == NIL {
-            self.occupied[place / BUCKETS] &= !(1 << (place % BUCKETS));
+        if self.lists[place as usize].head == NIL {
+            self.vacate(place);
         }
         self.nodes[slot as usize].place = NIL;
     }
+
+    fn vacate(&mut self, place: u32) {
+        self.occupied[(place / BUCKETS) as usize] &= !(1 << (place % BUCKETS));
+    }
+}
+
+/// The digit of a tick that chooses the bucket in a level.
+#[expect(clippy::cast_possible_truncation, reason = "six bits")]
+const fn digit(tick: u64, level: u32) -> u32 {
+    (tick >> (LEVEL_BITS * level) & (BUCKETS as u64 - 1)) as u32
 }
 
 #[cfg(test)]

@@ -5,9 +5,12 @@
 //! its payload and [`PACKET_CHARGE`] bytes of kernel bookkeeping.
 //!
 //! *Rules.* Deterministic: a window is halved when a sequence NAK or a timeout shows a loss, and grows by
-//! one path MTU for each window's worth of bytes acknowledged in between. Two packets always fit.
-//! READ responses are charged by the requester to the window of its *own* address: it is there that
-//! they arrive.
+//! one path MTU for each window's worth of bytes acknowledged in between. Two packets always fit, and
+//! anything does into an empty window. READ responses are charged by the requester to the window of its
+//! *own* address: it is there that they arrive.
+//!
+//! Who finds no room waits in line, and nobody overtakes those who wait. Whoever is woken has its turn;
+//! what it leaves is for the next. One that was woken and finds too little keeps its place in front.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::net::IpAddr;
@@ -104,10 +107,9 @@ impl Windows {
         WindowId(index)
     }
 
-    /// Gives back one `open`, and what its user still had in flight.
-    pub(crate) fn close(&mut self, id: WindowId, inflight: u64, slot: u32) {
+    /// Gives back one `open`. Its user has nothing in flight any more.
+    pub(crate) fn close(&mut self, id: WindowId, slot: u32) {
         let window = &mut self.slots[id.0 as usize];
-        window.inflight = window.inflight.saturating_sub(inflight);
         window.waiting.retain(|&s| s != slot);
         window.users -= 1;
         if window.users == 0 {
@@ -119,18 +121,27 @@ impl Windows {
     /// Whether `bytes` more may be in flight; `unit` is what one full packet costs.
     pub(crate) fn has_room(&self, id: WindowId, bytes: u64, unit: u64) -> bool {
         let window = &self.slots[id.0 as usize];
-        !self.config.enabled || window.inflight + bytes <= window.limit.max(2 * unit)
+        !self.config.enabled
+            || window.inflight == 0
+            || window.inflight + bytes <= window.limit.max(2 * unit)
     }
 
-    /// Bytes that one request may ask for at most, so that its answer fits.
-    pub(crate) fn largest(&self, id: WindowId) -> u64 {
+    /// Whether somebody waits.
+    pub(crate) fn has_waiters(&self, id: WindowId) -> bool {
+        !self.slots[id.0 as usize].waiting.is_empty()
+    }
+
+    /// Bytes that may be in flight.
+    pub(crate) fn limit(&self, id: WindowId) -> u64 {
         if self.config.enabled { self.slots[id.0 as usize].limit } else { u64::MAX }
     }
 
-    /// Puts `slot` into the queue of those that wait for room.
-    pub(crate) fn wait(&mut self, id: WindowId, slot: u32) {
+    /// Puts `slot` into the line of those that wait for room, where it does not stand yet.
+    pub(crate) fn wait(&mut self, id: WindowId, slot: u32, in_front: bool) {
         let waiting = &mut self.slots[id.0 as usize].waiting;
-        if !waiting.contains(&slot) {
+        if in_front {
+            waiting.push_front(slot);
+        } else {
             waiting.push_back(slot);
         }
     }
@@ -177,6 +188,13 @@ impl Windows {
     pub(crate) fn inflight(&self, id: WindowId) -> u64 {
         self.slots[id.0 as usize].inflight
     }
+
+    /// Bytes in flight, and queue pairs in line, of all windows.
+    #[cfg(test)]
+    pub(crate) fn total(&self) -> (u64, usize) {
+        let all = self.slots.iter();
+        (all.clone().map(|w| w.inflight).sum(), all.map(|w| w.waiting.len()).sum())
+    }
 }
 
 #[cfg(test)]
@@ -197,8 +215,8 @@ mod tests {
         w.charge(a, 9_000);
         assert!(w.has_room(a, 1_000, 100) && !w.has_room(a, 1_001, 100));
         assert!(w.has_room(b, 10_000, 100), "the other address is not concerned");
-        w.close(a, 4_000, 7);
-        assert_eq!(w.inflight(a), 5_000);
+        w.close(a, 7);
+        assert_eq!(w.inflight(a), 9_000, "the other user is still there");
     }
 
     #[test]
@@ -209,17 +227,17 @@ mod tests {
             w.charge(a, 10_000);
             w.acked(a, 10_000, 1_000);
         }
-        assert_eq!(w.largest(a), 12_500, "never above the maximum");
+        assert_eq!(w.limit(a), 12_500, "never above the maximum");
         w.lost(a, 1_000);
-        assert_eq!(w.largest(a), 6_250);
+        assert_eq!(w.limit(a), 6_250);
         w.lost(a, 1_000);
-        assert_eq!(w.largest(a), 6_250, "the second loss belongs to the same window");
+        assert_eq!(w.limit(a), 6_250, "the second loss belongs to the same window");
         for _ in 0..20 {
             w.charge(a, 4_000);
             w.acked(a, 4_000, 10);
             w.lost(a, 1_000);
         }
-        assert_eq!(w.largest(a), 2_000, "two packets always fit");
+        assert_eq!(w.limit(a), 2_000, "two packets always fit");
         assert!(w.has_room(a, 2_000, 1_000));
     }
 
@@ -228,18 +246,28 @@ mod tests {
         let mut w = Windows::new(WindowConfig { initial: 4_000, max: 4_000, enabled: true });
         let a = w.open(addr(1), 0);
         w.charge(a, 4_000);
-        w.wait(a, 3);
-        w.wait(a, 1);
-        w.wait(a, 3);
+        w.wait(a, 3, false);
+        w.wait(a, 1, false);
+        w.wait(a, 4, true);
         assert_eq!(w.wake(a), None);
         w.acked(a, 1_000, 0);
-        assert_eq!((w.wake(a), w.wake(a), w.wake(a)), (Some(3), Some(1), None));
+        let woken = [(); 4].map(|()| w.wake(a));
+        assert_eq!(woken, [Some(4), Some(3), Some(1), None]);
+    }
+
+    #[test]
+    fn anything_fits_into_an_empty_window() {
+        let mut w = Windows::new(WindowConfig { initial: 4_000, max: 4_000, enabled: true });
+        let a = w.open(addr(1), 0);
+        assert!(w.has_room(a, 1_000_000, 100));
+        w.charge(a, 1);
+        assert!(!w.has_room(a, 1_000_000, 100));
     }
 
     #[test]
     fn a_small_receive_buffer_is_respected() {
         let mut w = Windows::new(WindowConfig::default());
         let a = w.open(addr(1), 212_992);
-        assert_eq!(w.largest(a), 53_248);
+        assert_eq!(w.limit(a), 53_248);
     }
 }

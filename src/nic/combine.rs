@@ -96,8 +96,10 @@ impl<T> Combine<T> {
     pub fn with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> R {
         let result = {
             let mut state = self.state.lock();
-            let _ring = RingOnPanic(&self.bell);
-            f(&mut state)
+            let ring = RingOnPanic(&self.bell);
+            let result = f(&mut state);
+            ring.is_over();
+            result
         };
         self.settle(again);
         result
@@ -107,8 +109,10 @@ impl<T> Combine<T> {
     pub fn try_with<R>(&self, f: impl FnOnce(&mut T) -> R, again: impl FnMut(&mut T)) -> Option<R> {
         let result = {
             let mut state = self.state.try_lock()?;
-            let _ring = RingOnPanic(&self.bell);
-            f(&mut state)
+            let ring = RingOnPanic(&self.bell);
+            let result = f(&mut state);
+            ring.is_over();
+            result
         };
         self.settle(again);
         Some(result)
@@ -156,9 +160,10 @@ impl<T> Combine<T> {
     }
 
     fn pass(&self, state: &mut T, pass: &mut impl FnMut(&mut T)) {
-        let _ring = RingOnPanic(&self.bell);
+        let ring = RingOnPanic(&self.bell);
         self.bell.clear();
         pass(state);
+        ring.is_over();
     }
 
     /// The duty of everybody who held the lock, after releasing it.
@@ -183,14 +188,19 @@ impl<T> fmt::Debug for Combine<T> {
     }
 }
 
-/// Keeps the promise of a pass that a panic cut short.
+/// Keeps the promise of a pass that a panic cut short. (Whether the thread is panicking says nothing: it may
+/// be unwinding already, and destroy objects on its way.)
 struct RingOnPanic<'a>(&'a Bell);
+
+impl RingOnPanic<'_> {
+    fn is_over(self) {
+        std::mem::forget(self);
+    }
+}
 
 impl Drop for RingOnPanic<'_> {
     fn drop(&mut self) {
-        if std::thread::panicking() {
-            self.0.ring();
-        }
+        self.0.ring();
     }
 }
 
@@ -262,6 +272,24 @@ mod tests {
         // Even a call that passes nothing itself makes good for it.
         assert_eq!(combine.try_with(|passes| *passes, |passes| *passes += 1), Some(1));
         assert_eq!(combine.with(|passes| *passes, |_| ()), 2);
+    }
+
+    #[test]
+    fn a_thread_that_is_unwinding_already_is_no_panic_of_ours() {
+        struct Destroys<'a>(&'a Combine<u32>);
+        impl Drop for Destroys<'_> {
+            fn drop(&mut self) {
+                assert!(thread::panicking());
+                self.0.with(|passes| *passes += 1, |passes| *passes += 100);
+            }
+        }
+        let combine = Combine::new(0);
+        let died = catch_unwind(AssertUnwindSafe(|| {
+            let _on_the_way = Destroys(&combine);
+            panic!("elsewhere");
+        }));
+        assert!(died.is_err());
+        assert_eq!(combine.with(|passes| *passes, |_| ()), 1, "nobody rang");
     }
 
     #[test]

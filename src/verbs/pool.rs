@@ -65,7 +65,9 @@ impl Pool {
             match state.free.pop() {
                 Some(at) => Poll::Ready(PoolBuf { pool: self.clone(), at }),
                 None => {
-                    state.wakers.push(cx.waker().clone());
+                    if !state.wakers.iter().any(|w| w.will_wake(cx.waker())) {
+                        state.wakers.push(cx.waker().clone());
+                    }
                     Poll::Pending
                 }
             }
@@ -134,11 +136,10 @@ impl Drop for PoolBuf {
     fn drop(&mut self) {
         let mut state = self.pool.0.state.lock();
         state.free.push(self.at);
-        let waker = state.wakers.pop();
+        // All of them: some may have given up, and nobody knows which.
+        let wakers = std::mem::take(&mut state.wakers);
         drop(state);
-        if let Some(waker) = waker {
-            waker.wake();
-        }
+        wakers.into_iter().for_each(Waker::wake);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Queue pairs.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
 use crate::engine::cc::CongestionControl;
@@ -8,8 +9,7 @@ use crate::engine::qp::attr::Mask;
 use crate::engine::{QpFace, QpHandle, QpInit};
 use crate::mem::Access;
 use crate::queue::{PostError, SendFlags, SendOp, SendProducer, SendWqe};
-use crate::sync::MutexGuard;
-use crate::wire::num::{Gid, Psn, Rkey};
+use crate::wire::num::{Gid, Rkey};
 
 pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 
@@ -177,7 +177,7 @@ impl QpBuilder {
             port: self.port,
             gid_index,
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
-            psn,
+            psn: AtomicU32::new(psn.raw()),
             alive: true,
         })
     }
@@ -221,7 +221,8 @@ pub struct QueuePair {
     port: u8,
     gid_index: u16,
     gid: Gid,
-    psn: Psn,
+    /// First PSN of this life.
+    psn: AtomicU32,
     alive: bool,
 }
 
@@ -241,13 +242,14 @@ impl QueuePair {
         &self.pd
     }
 
-    /// Where a peer finds this queue pair. The first PSN is drawn once, when it is made.
+    /// Where a peer finds this queue pair. The first PSN is drawn when it is made, and anew when it returns to
+    /// RESET: late packets of its former life must find nobody.
     pub fn endpoint(&self) -> QpEndpoint {
         let ctx = self.pd.context();
         QpEndpoint {
             gid: self.gid,
             qpn: self.number(),
-            psn: self.psn.raw(),
+            psn: self.psn.load(Ordering::Relaxed),
             qkey: 0,
             lid: 0,
             mtu: ctx.active_mtu(),
@@ -305,7 +307,7 @@ impl QueuePair {
             | Mask::RATE_LIMIT;
         self.modify(&rtr.overridden(&over, takes))?;
         let rts = QpAttr::to(QpState::Rts)
-            .sq_psn(self.psn.raw())
+            .sq_psn(mine.psn)
             .timeout(17)
             .retry_cnt(7)
             .rnr_retry(7)
@@ -343,7 +345,14 @@ impl QueuePair {
     pub fn modify(&self, attr: &QpAttr) -> Result<()> {
         let nic = self.pd.nic();
         nic.enter().of("ibv_modify_qp")?;
-        nic.control(|engine, now| engine.modify_qp(now, self.handle, attr)).of("ibv_modify_qp")
+        nic.control(|engine, now| {
+            engine.modify_qp(now, self.handle, attr)?;
+            if attr.state == Some(QpState::Reset) {
+                self.psn.store(engine.random_psn().raw(), Ordering::Relaxed);
+            }
+            Ok::<_, Cause>(())
+        })
+        .of("ibv_modify_qp")
     }
 
     /// Its attributes.
@@ -370,7 +379,8 @@ impl QueuePair {
         Ok(self.face.state())
     }
 
-    /// Posts requests with one doorbell. Each is posted whole or not at all.
+    /// Posts requests with one doorbell. Each is posted whole or not at all. Those of other threads may come
+    /// between them.
     ///
     /// # Errors
     /// [`Error::Post`]: how many are in the queue, and why the next one is not: `EINVAL` (wrong state,
@@ -378,36 +388,21 @@ impl QueuePair {
     /// full), `EOPNOTSUPP`.
     #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete"))]
     pub fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> Result<()> {
-        let nic = self.pd.nic();
-        nic.enter().map_err(|cause| Error::post(0, cause))?;
-        // Rings when it goes: also if the caller's iterator panics, for what was posted whole by then.
-        struct Bell<'q, F: FnMut()>(MutexGuard<'q, SendProducer>, usize, F);
-        impl<F: FnMut()> Drop for Bell<'_, F> {
-            fn drop(&mut self) {
-                if self.1 > 0 {
-                    self.0.publish();
-                }
+        self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        let mut batch = Batch { qp: self, posted: 0, published: 0 };
+        let mut wrs = wrs.into_iter();
+        // The caller's code runs without any lock of ours: it may post here itself.
+        while let Some(wr) = wrs.next() {
+            let last = wrs.size_hint().1 == Some(0);
+            let mut sq = self.face.sq.lock();
+            self.stage(&mut sq, &wr).map_err(|cause| Error::post(batch.posted, cause))?;
+            batch.posted += 1;
+            if last {
+                sq.publish();
+                batch.published = batch.posted;
             }
         }
-        let mut posted = 0;
-        let result = {
-            let mut wrs = wrs.into_iter();
-            let mut bell = Bell(self.face.sq.lock(), 0, || ());
-            loop {
-                // The caller's code runs under the lock of this queue only: posting to it from there
-                // would deadlock, so its requests are fetched before the queue is touched.
-                let Some(wr) = wrs.next() else { break Ok(()) };
-                match self.stage(&mut bell.0, &wr) {
-                    Ok(()) => bell.1 += 1,
-                    Err(cause) => break Err(Error::post(bell.1, cause)),
-                }
-                posted = bell.1;
-            }
-        };
-        if posted > 0 {
-            nic.doorbell(self.handle, &self.face);
-        }
-        result
+        Ok(())
     }
 
     /// Writes one request into the queue.
@@ -498,13 +493,11 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send).
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
-        let nic = self.pd.nic();
-        nic.enter().map_err(|cause| Error::post(0, cause))?;
-        let mut posted = 0;
-        let mut result = Ok(());
+        self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        let mut batch = Receives { qp: self, posted: 0 };
         for wr in wrs {
-            let mut rq = self.face.rq.lock();
             let list = wr.into.as_slice();
+            let mut rq = self.face.rq.lock();
             let state = self.face.state();
             let staged = if state == QpState::Reset {
                 Err(Cause::State { state, want: "INIT or later for posting receives" })
@@ -514,23 +507,11 @@ impl QueuePair {
                 rq.stage(wr.id, list.iter().map(|s| s.to_mem()))
                     .map_err(|e| self.refused(e, list.len()))
             };
-            match staged {
-                Ok(_) => {
-                    rq.publish();
-                    posted += 1;
-                }
-                Err(cause) => {
-                    result = Err(Error::post(posted, cause));
-                    break;
-                }
-            }
+            staged.map_err(|cause| Error::post(batch.posted, cause))?;
+            rq.publish();
+            batch.posted += 1;
         }
-        // In ERR the engine flushes what is posted; in all other states it looks when a message comes.
-        std::sync::atomic::fence(std::sync::atomic::Ordering::SeqCst);
-        if posted > 0 && self.face.state() == QpState::Err {
-            nic.doorbell(self.handle, &self.face);
-        }
-        result
+        Ok(())
     }
 
     /// Joins a multicast group. For datagram queue pairs, which are not offered yet.
@@ -562,6 +543,43 @@ impl QueuePair {
         self.pd.nic().enter().of("ibv_destroy_qp")?;
         self.alive = false;
         self.pd.nic().destroy_qp(self.handle, self.number()).of("ibv_destroy_qp")
+    }
+}
+
+/// Requests of one call. Dropped, it hands them to the engine with one doorbell; also if the caller's
+/// iterator panics, for what was posted whole by then.
+struct Batch<'a> {
+    qp: &'a QueuePair,
+    posted: usize,
+    published: usize,
+}
+
+impl Drop for Batch<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        if self.published < self.posted {
+            self.qp.face.sq.lock().publish();
+        }
+        if self.posted > 0 {
+            self.qp.pd.nic().doorbell(self.qp.handle, &self.qp.face);
+        }
+    }
+}
+
+/// Receives of one call. In ERR the engine flushes what is posted; in all other states it looks when a
+/// message comes.
+struct Receives<'a> {
+    qp: &'a QueuePair,
+    posted: usize,
+}
+
+impl Drop for Receives<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        fence(Ordering::SeqCst);
+        if self.posted > 0 && self.qp.face.state() == QpState::Err {
+            self.qp.pd.nic().doorbell(self.qp.handle, &self.qp.face);
+        }
     }
 }
 

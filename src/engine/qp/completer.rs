@@ -4,10 +4,12 @@
 //! jump over a READ or atomic that has not been answered: that is an implied NAK, and the retry starts
 //! there. Responses to what is acknowledged already are ghosts and change nothing; responses to what was
 //! never sent are dropped. Completions leave in the order of posting. Any progress reloads the retry
-//! counters and restarts the ACK timer.
+//! counters and restarts the ACK timer; it is booked before what else the response leads to, so that a
+//! retry that it starts counts.
 
-use super::Qp;
-use super::requester::ack_timeout;
+use super::requester::{is_atomic, is_read_class};
+use super::retry::ack_timeout;
+use super::{Qp, steps};
 use crate::engine::cc::{AckInfo, Loss};
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -20,7 +22,7 @@ use crate::queue::{Cqe, CqeKind, SendFlags, SendOp, SendWqe};
 use crate::wire::num::Psn;
 use crate::wire::opcode::{Operation, Position};
 use crate::wire::packet::Packet;
-use crate::wire::{NakCode, Syndrome, aeth};
+use crate::wire::{NakCode, Syndrome};
 
 /// Whether an acknowledgement reached its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,6 +30,18 @@ enum Advance {
     Reached,
     /// An unanswered READ or atomic is in the way.
     Blocked,
+}
+
+/// What a response leads to, once the progress that it brought is booked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Outcome {
+    Nothing,
+    /// Something is missing before it.
+    Retry(Loss),
+    /// The receiver is not ready: timer code of the wait.
+    Wait(u8),
+    /// The oldest request fails.
+    Fail(WcStatus),
 }
 
 impl Qp {
@@ -38,48 +52,77 @@ impl Qp {
             return;
         }
         let psn = packet.psn();
-        if psn.distance_from(self.req.top_psn) >= 0 {
-            c.count(Counter::DropUnsentResponse);
-            return;
-        }
         let before = self.req.una_psn;
         let syndrome = packet.aeth().map(|aeth| aeth.syndrome);
-        if psn.distance_from(before) < 0 && !self.is_late_nak(psn, syndrome) {
-            c.count(Counter::DropGhostResponse);
+        if self.req.is_new(psn) {
+            match (packet.info().operation, syndrome) {
+                // The refusal of a READ that is being answered may name any of its packets.
+                (Operation::Acknowledge, Some(Syndrome::Nak(code)))
+                    if self.is_within_read(psn) && code != NakCode::SequenceError =>
+                {
+                    let status = refused(c, code);
+                    self.fail_oldest(c, status);
+                }
+                _ if psn.distance_from(before) < 0 => c.count(Counter::DropGhostResponse),
+                _ => c.count(Counter::DropUnsentResponse),
+            }
             return;
         }
-        match (packet.info().operation, syndrome) {
-            (Operation::Acknowledge, Some(Syndrome::Ack { .. })) => self.acked(c, psn),
-            (Operation::Acknowledge, Some(Syndrome::RnrNak { timer })) => self.rnr(c, psn, timer),
+        let outcome = match (packet.info().operation, syndrome) {
+            (Operation::Acknowledge, Some(Syndrome::Ack { .. })) => {
+                self.up_to(c, psn.offset(1), Outcome::Nothing)
+            }
+            (Operation::Acknowledge, Some(Syndrome::RnrNak { timer })) => {
+                self.up_to(c, psn, Outcome::Wait(timer))
+            }
             (Operation::Acknowledge, Some(Syndrome::Nak(code))) => self.nak(c, psn, code),
             (Operation::ReadResponse, syndrome) => self.read_response(c, packet, syndrome),
-            (Operation::AtomicAcknowledge, Some(Syndrome::Ack { .. })) => {
-                self.atomic_ack(c, packet)
+            (Operation::AtomicAcknowledge, Some(syndrome)) => self.atomic_ack(c, packet, syndrome),
+            // A reserved syndrome.
+            _ => {
+                c.count(Counter::DropResponse);
+                return;
             }
-            (Operation::AtomicAcknowledge, Some(_)) => self.bad_response(c, psn),
-            _ => c.count(Counter::DropResponse),
+        };
+        let moved = self.req.una_psn != before;
+        if moved {
+            self.progressed(c, meta);
         }
-        let moved = self.req.una_psn.distance_from(before);
-        if moved > 0 && matches!(self.state, QpState::Rts | QpState::Sqd) {
-            self.progressed(c, meta, moved);
-        }
+        // A request that failed here comes first, if its turn has come.
         self.report_failed(c);
+        if self.state != QpState::Err {
+            let used = match outcome {
+                Outcome::Nothing => true,
+                Outcome::Retry(loss) => self.retry(c, loss),
+                Outcome::Wait(timer) => self.wait_for_receiver(c, timer),
+                Outcome::Fail(status) => {
+                    self.fail_oldest(c, status);
+                    true
+                }
+            };
+            if !used && !moved {
+                c.count(Counter::DropStaleResponse);
+            }
+        }
         self.check_drained(c);
     }
 
-    /// A fatal NAK within the READ that is being answered may name its first PSN.
-    fn is_late_nak(&self, psn: Psn, syndrome: Option<Syndrome>) -> bool {
-        matches!(
-            syndrome,
-            Some(Syndrome::Nak(
-                NakCode::InvalidRequest | NakCode::RemoteAccess | NakCode::RemoteOperational
-            ))
-        ) && self.req.una != self.req.fresh
-            && psn.distance_from(self.req.track(self.req.una).first) >= 0
+    /// Whether `psn` lies in the answered part of the READ that is being answered.
+    fn is_within_read(&self, psn: Psn) -> bool {
+        self.oldest_is(|op| op == SendOp::Read) && {
+            let first = self.req.track(self.req.una).first;
+            steps(first, psn) < steps(first, self.req.una_psn)
+        }
+    }
+
+    /// Whether the oldest request was begun and is of this kind.
+    pub(super) fn oldest_is(&self, kind: impl FnOnce(SendOp) -> bool) -> bool {
+        self.req.una != self.req.fresh
+            && self.sq.get(self.req.una).is_some_and(|(wqe, _)| kind(wqe.op))
     }
 
     /// Something was acknowledged.
-    fn progressed(&mut self, c: &Common, meta: &RxMeta, packets: i32) {
+    fn progressed(&mut self, c: &Common, meta: &RxMeta) {
         self.reload_retries();
         self.req.retrying = false;
         self.req.ack_deadline = if self.req.in_flight() {
@@ -87,116 +130,69 @@ impl Qp {
         } else {
             None
         };
-        let bytes = packets.unsigned_abs().saturating_mul(self.mtu.bytes() as u32);
+        let bytes = std::mem::take(&mut self.req.acked_bytes);
         let ecn_echo = meta.path.ecn() == Ecn::Ce;
         self.req.cc.get().on_ack(c.now, &AckInfo { bytes, rtt: None, ecn_echo });
     }
 
-    fn acked(&mut self, c: &mut Common, psn: Psn) {
-        if self.advance(c, psn.offset(1)) == Advance::Blocked {
-            self.retry(c, Loss::ImpliedNak);
+    /// Everything before `upto` is acknowledged; if nothing is in the way, `then` follows.
+    fn up_to(&mut self, c: &mut Common, upto: Psn, then: Outcome) -> Outcome {
+        match self.advance(c, upto) {
+            Advance::Reached => then,
+            Advance::Blocked => Outcome::Retry(Loss::ImpliedNak),
         }
     }
 
-    fn rnr(&mut self, c: &mut Common, psn: Psn, timer: u8) {
-        if self.advance(c, psn) == Advance::Blocked {
-            self.retry(c, Loss::ImpliedNak);
-            return;
+    fn nak(&mut self, c: &mut Common, psn: Psn, code: NakCode) -> Outcome {
+        let outcome = self.up_to(c, psn, Outcome::Retry(Loss::SequenceNak));
+        if code == NakCode::SequenceError {
+            return outcome;
         }
-        // While we wait, further NAKs for what we had in flight are old news.
-        if self.req.rnr_until.is_some() {
-            return;
-        }
-        c.count(Counter::RcvdRnrErr);
-        match self.req.rnr_left {
-            0 => {
-                c.count(Counter::RetryRnrExceededErr);
-                self.fail_oldest(c, WcStatus::RnrRetryExc);
-                return;
-            }
-            7 => {} // for ever
-            n => self.req.rnr_left = n - 1,
-        }
-        let wait = aeth::rnr_timer(timer);
-        c.counters.add(Counter::RnrWaitNs, crate::time::nanos(wait));
-        c.count(Counter::CompleterRetryErr);
-        self.go_back(c);
-        self.req.rnr_until = Some(c.now + wait);
-    }
-
-    fn nak(&mut self, c: &mut Common, psn: Psn, code: NakCode) {
-        let reached = self.advance(c, psn);
-        let status = match code {
-            NakCode::SequenceError => {
-                let loss = match reached {
-                    Advance::Reached => Loss::SequenceNak,
-                    Advance::Blocked => Loss::ImpliedNak,
-                };
-                // What was acknowledged on the way is progress: this is a new loss.
-                self.req.retrying &= self.req.una_psn.distance_from(psn) >= 0
-                    && self.req.cursor().distance_from(self.req.una_psn) >= 0
-                    && self.req.retrying;
-                self.retry(c, loss);
-                return;
-            }
-            NakCode::InvalidRequest => {
-                c.count(Counter::ReqRemoteInvalidRequest);
-                WcStatus::RemInvReq
-            }
-            NakCode::RemoteAccess => {
-                c.count(Counter::ReqRemoteAccessErrors);
-                WcStatus::RemAccess
-            }
-            NakCode::RemoteOperational => WcStatus::RemOp,
-            NakCode::InvalidRd => WcStatus::RemInvRd,
-        };
-        let within = self.req.una != self.req.fresh
-            && psn.distance_from(self.req.track(self.req.una).end()) < 0;
-        if within {
-            self.fail_oldest(c, status);
-        } else {
-            self.retry(c, Loss::ImpliedNak);
-        }
-    }
-
-    fn read_response(&mut self, c: &mut Common, packet: &Packet<'_>, syndrome: Option<Syndrome>) {
-        let psn = packet.psn();
-        let reached = self.advance(c, psn);
-        let Some((&wqe, words)) = self.sq.get(self.req.una) else { return };
         let track = self.req.track(self.req.una);
-        if self.req.una == self.req.fresh || wqe.op != SendOp::Read {
-            return match reached {
-                Advance::Blocked => self.retry(c, Loss::ImpliedNak),
-                Advance::Reached => self.bad_response(c, psn),
-            };
+        if steps(track.first, psn) < track.packets {
+            Outcome::Fail(refused(c, code))
+        } else {
+            // Of a later request than one that was not answered.
+            Outcome::Retry(Loss::ImpliedNak)
         }
+    }
+
+    fn read_response(
+        &mut self,
+        c: &mut Common,
+        packet: &Packet<'_>,
+        syndrome: Option<Syndrome>,
+    ) -> Outcome {
+        let psn = packet.psn();
+        let reached = self.up_to(c, psn, Outcome::Nothing);
+        let index = self.req.una;
         if psn != self.req.una_psn {
-            // A response, or the rest of the answer, is missing.
-            return self.retry(c, Loss::ImpliedNak);
+            return reached;
         }
-        if !matches!(syndrome, None | Some(Syndrome::Ack { .. })) {
-            return self.bad_response(c, psn);
-        }
-        let index = u32::try_from(psn.distance_from(track.first)).unwrap_or(0);
+        let Some((&wqe, words)) = self.sq.get(index) else { return reached };
+        let track = self.req.track(index);
+        let packet_index = steps(track.first, psn);
         let mtu = self.mtu.bytes();
-        let offset = index as usize * mtu;
-        let last_of_all = index + 1 == track.packets;
-        let last_of_request = index + 1 == track.chunk_end(index);
-        let expected = if last_of_all { wqe.length as usize - offset } else { mtu };
+        let offset = packet_index as usize * mtu;
+        let last_of_all = packet_index + 1 == track.packets;
+        let last_of_request = packet_index + 1 == track.chunk_end(packet_index);
         let position = packet.info().position;
-        let fits_stream = match position {
-            Position::First | Position::Only => !self.req.in_stream || self.req.resumed,
-            Position::Middle | Position::Last => self.req.in_stream || self.req.resumed,
+        let in_order = match position {
+            Position::First | Position::Only => !self.req.in_stream,
+            Position::Middle | Position::Last => self.req.in_stream,
         };
-        if packet.payload().len() != expected || position.ends() != last_of_request || !fits_stream
-        {
-            return self.bad_response(c, psn);
+        let fits = wqe.op == SendOp::Read
+            && matches!(syndrome, None | Some(Syndrome::Ack { .. }))
+            && packet.payload().len() == (wqe.length as usize - offset).min(mtu)
+            && position.ends() == last_of_request
+            && (in_order || self.req.resumed);
+        if !fits {
+            return Outcome::Fail(WcStatus::BadResp);
         }
         if scatter(&c.mrs, self.pd, &wqe, words, offset as u64, packet.payload()).is_err() {
-            self.fail_locally(c, self.req.una, WcStatus::LocProt);
-            return;
+            return Outcome::Fail(WcStatus::LocProt);
         }
-        self.release_acked(c, self.req.una, wqe.op, wqe.length, index, index + 1);
+        self.release_acked(c, index, &wqe, packet_index, packet_index + 1);
         self.req.una_psn = psn.offset(1);
         self.req.in_stream = !last_of_request;
         if last_of_request {
@@ -206,49 +202,41 @@ impl Qp {
         if last_of_all {
             self.complete_oldest(c, wqe.length);
         }
-        self.catch_up();
+        self.retire_local(c);
+        Outcome::Nothing
     }
 
-    fn atomic_ack(&mut self, c: &mut Common, packet: &Packet<'_>) {
+    fn atomic_ack(&mut self, c: &mut Common, packet: &Packet<'_>, syndrome: Syndrome) -> Outcome {
         let psn = packet.psn();
-        let reached = self.advance(c, psn);
-        let Some((&wqe, words)) = self.sq.get(self.req.una) else { return };
-        let atomic = matches!(wqe.op, SendOp::CompareSwap | SendOp::FetchAdd);
-        if psn != self.req.una_psn || !atomic || self.req.una == self.req.fresh {
-            return match reached {
-                Advance::Blocked if psn != self.req.una_psn => self.retry(c, Loss::ImpliedNak),
-                _ => self.bad_response(c, psn),
-            };
+        let reached = self.up_to(c, psn, Outcome::Nothing);
+        let index = self.req.una;
+        if psn != self.req.una_psn {
+            return reached;
         }
-        let Some(result) = packet.atomic_ack_eth() else { return };
-        let bytes = result.orig.to_ne_bytes();
-        if scatter(&c.mrs, self.pd, &wqe, words, 0, &bytes).is_err() {
-            self.fail_locally(c, self.req.una, WcStatus::LocProt);
-            return;
+        let Some((&wqe, words)) = self.sq.get(index) else { return reached };
+        let (true, Syndrome::Ack { .. }, Some(result)) =
+            (is_atomic(wqe.op), syndrome, packet.atomic_ack_eth())
+        else {
+            return Outcome::Fail(WcStatus::BadResp);
+        };
+        if scatter(&c.mrs, self.pd, &wqe, words, 0, &result.orig.to_ne_bytes()).is_err() {
+            return Outcome::Fail(WcStatus::LocProt);
         }
-        self.release_acked(c, self.req.una, wqe.op, wqe.length, 0, 1);
+        self.release_acked(c, index, &wqe, 0, 1);
         self.req.una_psn = psn.offset(1);
         self.req.rd_out = self.req.rd_out.saturating_sub(1);
-        self.complete_oldest(c, 8);
-        self.catch_up();
+        self.complete_oldest(c, wqe.length);
+        self.retire_local(c);
+        Outcome::Nothing
     }
 
-    /// The peer answered something that does not fit the request with this PSN.
-    fn bad_response(&mut self, c: &mut Common, _psn: Psn) {
-        if self.req.una != self.req.fresh {
-            self.fail_oldest(c, WcStatus::BadResp);
-        }
-    }
-
-    /// Acknowledges everything before `upto`, as far as it may be.
+    /// Acknowledges everything before `upto`, as far as it may be. `upto` is not before `una_psn`, and
+    /// not beyond what was sent.
     fn advance(&mut self, c: &mut Common, upto: Psn) -> Advance {
         let reached = loop {
             let index = self.req.una;
-            if index == self.req.fresh {
-                break Advance::Reached;
-            }
             // A request that failed here is reported, not completed.
-            if self.req.failed.is_some_and(|(failed, _)| failed == index) {
+            if index == self.req.fresh || self.req.failed.is_some_and(|(i, _)| i == index) {
                 break Advance::Reached;
             }
             let track = self.req.track(index);
@@ -256,20 +244,19 @@ impl Qp {
                 self.complete_oldest(c, 0);
                 continue;
             }
-            if upto.distance_from(self.req.una_psn) <= 0 {
+            let more = steps(self.req.una_psn, upto);
+            if more == 0 {
                 break Advance::Reached;
             }
             let Some((&wqe, _)) = self.sq.get(index) else { break Advance::Reached };
-            if matches!(wqe.op, SendOp::Read | SendOp::CompareSwap | SendOp::FetchAdd) {
+            if is_read_class(wqe.op) {
                 break Advance::Blocked;
             }
-            let end = track.end();
-            let to = if upto.distance_from(end) < 0 { upto } else { end };
-            let packet = |psn: Psn| u32::try_from(psn.distance_from(track.first)).unwrap_or(0);
-            let (from, until) = (packet(self.req.una_psn), packet(to));
-            self.release_acked(c, index, wqe.op, wqe.length, from, until);
-            self.req.una_psn = to;
-            if to == end {
+            let from = steps(track.first, self.req.una_psn);
+            let to = track.packets.min(from + more);
+            self.release_acked(c, index, &wqe, from, to);
+            self.req.una_psn = track.first.offset(to);
+            if to == track.packets {
                 self.complete_oldest(c, wqe.length);
             }
         };
@@ -291,8 +278,7 @@ impl Qp {
             r.cur_packet = 0;
         }
         if r.cur == r.una && r.una != r.fresh {
-            let done = u32::try_from(r.una_psn.distance_from(r.track(r.una).first)).unwrap_or(0);
-            r.cur_packet = r.cur_packet.max(done);
+            r.cur_packet = r.cur_packet.max(steps(r.track(r.una).first, r.una_psn));
         }
     }
 
@@ -315,6 +301,22 @@ impl Qp {
             }
         }
         self.sq.release(index.wrapping_add(1));
+    }
+}
+
+/// The status of a request that the peer refused.
+fn refused(c: &mut Common, code: NakCode) -> WcStatus {
+    match code {
+        NakCode::InvalidRequest => {
+            c.count(Counter::ReqRemoteInvalidRequest);
+            WcStatus::RemInvReq
+        }
+        NakCode::RemoteAccess => {
+            c.count(Counter::ReqRemoteAccessErrors);
+            WcStatus::RemAccess
+        }
+        NakCode::InvalidRd => WcStatus::RemInvRd,
+        NakCode::RemoteOperational | NakCode::SequenceError => WcStatus::RemOp,
     }
 }
 

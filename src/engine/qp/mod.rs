@@ -7,9 +7,11 @@
 pub mod attr;
 mod completer;
 pub(crate) mod flush;
+mod packets;
 mod requester;
 mod respond;
 mod responder;
+mod retry;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;
@@ -177,8 +179,20 @@ pub(crate) struct Qp {
     pub(crate) ack_queued: bool,
     /// What its timer is armed for.
     pub(crate) armed: Instant,
-    /// Packets left in this turn.
-    budget: u32,
+    /// Answers and requests left in this turn: neither keeps the other waiting.
+    budget: [u32; 2],
+    /// Something was sent since a plain ACK left: one that waits goes with it.
+    ack_follows: bool,
+}
+
+/// Indices into [`Qp::budget`].
+const ANSWERS: usize = 0;
+const REQUESTS: usize = 1;
+
+/// PSNs from `from` on to `to`, where `to` is not before `from`. (Distances are signed, and end where the
+/// longest message does.)
+const fn steps(from: Psn, to: Psn) -> u32 {
+    to.raw().wrapping_sub(from.raw()) & 0xff_ffff
 }
 
 /// What [`Qp::new`] needs.
@@ -242,7 +256,8 @@ impl Qp {
             queued: false,
             ack_queued: false,
             armed: Instant::FAR_FUTURE,
-            budget: QUANTUM,
+            budget: [QUANTUM; 2],
+            ack_follows: false,
         }
     }
 
@@ -274,28 +289,29 @@ impl Qp {
         !matches!(self.state, QpState::Reset | QpState::Err)
     }
 
-    /// Gives back what is in flight, before windows change or go.
-    pub(crate) fn release_charges(&mut self, c: &mut Common) {
-        self.release_all(c);
-    }
-
-    /// Sends what it can into `batch`: answers first, then requests.
+    /// Sends what it can into `batch`: answers first, then requests, then a plain ACK if one waits.
     pub(crate) fn send(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
-        if self.budget == 0 {
-            self.budget = QUANTUM;
-        }
-        let turn = match self.send_responses(c, batch) {
-            Turn::Idle => self.send_requests(c, batch),
-            turn => turn,
+        let before = batch.count();
+        let answers = self.send_responses(c, batch);
+        let turn = match answers {
+            Turn::Full => Turn::Full,
+            Turn::Idle | Turn::Spent => match self.send_requests(c, batch) {
+                Turn::Idle => answers,
+                turn => turn,
+            },
         };
-        // A plain ACK rides along, last in the batch: it is the shortest packet there is.
-        if turn == Turn::Idle
-            && self.resp.has_plain_ack()
-            && !batch.is_empty()
-            && !self.send_ack(batch)
-        {
-            return Turn::Full;
+        self.ack_follows |= batch.count() > before;
+        if turn == Turn::Full {
+            return turn;
         }
+        // A plain ACK rides along, last: it is the shortest packet there is, and ends a segmented send.
+        if turn == Turn::Idle {
+            if self.ack_follows && self.resp.has_plain_ack() && !self.send_ack(batch) {
+                return Turn::Full;
+            }
+            self.ack_follows = false;
+        }
+        self.budget = [QUANTUM; 2];
         turn
     }
 
@@ -309,14 +325,9 @@ impl Qp {
         self.resp.has_plain_ack()
     }
 
-    /// Whether it waits for room in a window.
-    pub(crate) fn waits_for_room(&self) -> bool {
-        self.req.no_room
-    }
-
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        self.req.deadline()
+        if matches!(self.state, QpState::Rts | QpState::Sqd) { self.req.deadline() } else { None }
     }
 
     /// A header towards the peer.

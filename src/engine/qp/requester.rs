@@ -8,29 +8,24 @@
 //! all retries (IBTA 9.7.2). Nothing is stored for a retry: the packet is made anew from registered
 //! memory. What is in flight is charged to a window, and released when it is acknowledged or given up.
 
-use super::{Qp, Turn};
+use super::packets::{PACING_BURST, Plan};
+use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
-use crate::engine::cc::{CongestionControl, Fixed, Loss};
+use crate::engine::cc::{CongestionControl, Fixed};
 use crate::engine::common::Common;
-use crate::engine::counters::Counter;
+use crate::engine::config::MAX_MSG;
 use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus;
-use crate::engine::window::PACKET_CHARGE;
-use crate::mem::{Access, AccessError, Bind, MrTable, PdId};
-use crate::queue::wqe::{read_bind, read_inline, sges};
-use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::{Duration, Instant};
-use crate::wire::Opcode;
-use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
-use crate::wire::num::{Psn, Rkey};
-use crate::wire::opcode::{Operation, Position, Tail, Transport};
+use crate::mem::Bind;
+use crate::queue::wqe::read_bind;
+use crate::queue::{SendFlags, SendOp};
+use crate::time::Instant;
+use crate::wire::num::Psn;
 use crate::wire::packet::PacketBuilder;
 
 /// PSNs that may be unacknowledged: half of the number space, so that old and new can be told apart.
 const MAX_SPAN: u32 = 1 << 23;
-/// How far ahead of its pace a sender may run: enough for one segmented send at high rates.
-const PACING_BURST: Duration = Duration::from_micros(20);
 
 /// What is remembered of a request that was begun.
 #[derive(Clone, Copy, Debug, Default)]
@@ -43,11 +38,6 @@ pub(super) struct Track {
 }
 
 impl Track {
-    /// One past its last PSN.
-    pub(super) fn end(&self) -> Psn {
-        self.first.offset(self.packets)
-    }
-
     /// One past the last packet of the chunk that `packet` lies in.
     pub(super) fn chunk_end(&self, packet: u32) -> u32 {
         (packet / self.chunk + 1).saturating_mul(self.chunk).min(self.packets)
@@ -69,7 +59,7 @@ impl Controller {
         }
     }
 
-    fn peek(&self) -> &dyn CongestionControl {
+    pub(super) fn peek(&self) -> &dyn CongestionControl {
         match self {
             Self::Fixed(fixed) => fixed,
             Self::Custom(custom) => custom.as_ref(),
@@ -106,8 +96,13 @@ pub(super) struct Requester {
     pub(super) in_stream: bool,
     pub(super) ack_deadline: Option<Instant>,
     pub(super) rnr_until: Option<Instant>,
-    /// Packets sent since one asked for an ACK.
-    unasked: u32,
+    /// Packets sent since one asked for an ACK, and what they are charged.
+    pub(super) unasked: u32,
+    pub(super) unasked_bytes: u64,
+    /// One past the last packet in flight that asked for an ACK; not beyond `una_psn` if none did.
+    pub(super) asked: Psn,
+    /// Payload acknowledged since congestion control was told.
+    pub(super) acked_bytes: u32,
     /// Bytes in flight, as charged to the peer's window and to our own.
     pub(super) charged: [u64; 2],
     /// A request that failed here, to be reported when all before it are done.
@@ -116,34 +111,14 @@ pub(super) struct Requester {
     pub(super) drain_event: bool,
     pub(super) cc: Controller,
     /// When the pace lets the next packet go.
-    next_send: Instant,
+    pub(super) next_send: Instant,
     /// A packet waits for that, or nearly that.
-    ahead: bool,
-    /// The last packet that could have been sent found no room in its window.
-    pub(super) no_room: bool,
-}
-
-/// Index into [`Requester::charged`].
-const TO_PEER: usize = 0;
-const TO_US: usize = 1;
-
-/// A packet that could be sent.
-#[derive(Clone, Copy, Debug)]
-struct Plan {
-    opcode: Opcode,
-    psn: Psn,
-    /// PSNs that it takes.
-    psns: u32,
-    /// Where its payload starts in the message.
-    offset: u64,
-    payload: usize,
-    ext: Ext,
-    ack_req: bool,
-    se: bool,
-    charge: u64,
-    window: usize,
-    /// A READ or atomic that was not sent before.
-    takes_credit: bool,
+    pub(super) ahead: bool,
+    /// The window in which the last packet that could have been sent found too little room, by the index
+    /// into [`charged`](Self::charged); and those where it waits in line, and where it has its turn.
+    pub(super) no_room: Option<usize>,
+    pub(super) in_line: [bool; 2],
+    pub(super) woken: [bool; 2],
 }
 
 impl Requester {
@@ -167,13 +142,18 @@ impl Requester {
             ack_deadline: None,
             rnr_until: None,
             unasked: 0,
+            unasked_bytes: 0,
+            asked: Psn::default(),
+            acked_bytes: 0,
             charged: [0; 2],
             failed: None,
             drain_event: false,
             cc,
             next_send: Instant::ZERO,
             ahead: false,
-            no_room: false,
+            no_room: None,
+            in_line: [false; 2],
+            woken: [false; 2],
         }
     }
 
@@ -193,6 +173,11 @@ impl Requester {
         self.ack_deadline = None;
         self.rnr_until = None;
         self.unasked = 0;
+        self.unasked_bytes = 0;
+        self.asked = psn;
+        self.acked_bytes = 0;
+        self.next_send = Instant::ZERO;
+        self.ahead = false;
         self.failed = None;
         self.drain_event = false;
     }
@@ -215,6 +200,11 @@ impl Requester {
         }
     }
 
+    /// Whether a PSN does not lie between the oldest that is unacknowledged and the last that was sent.
+    pub(super) fn is_new(&self, psn: Psn) -> bool {
+        steps(self.una_psn, psn) >= steps(self.una_psn, self.top_psn)
+    }
+
     /// Whether something is in flight.
     pub(super) fn in_flight(&self) -> bool {
         self.una_psn != self.cursor()
@@ -230,39 +220,33 @@ impl Requester {
     }
 }
 
-/// Charge of packets `from..to` of a message of `len` bytes.
-fn charge(len: u32, mtu: usize, from: u32, to: u32) -> u64 {
-    let bytes = |packet: u32| (u64::from(packet) * mtu as u64).min(u64::from(len));
-    bytes(to) - bytes(from) + u64::from(to - from) * PACKET_CHARGE
+/// Whether it is answered by more than an ACK.
+pub(super) const fn is_read_class(op: SendOp) -> bool {
+    matches!(op, SendOp::Read) || is_atomic(op)
 }
 
-const fn is_read_class(op: SendOp) -> bool {
-    matches!(op, SendOp::Read | SendOp::CompareSwap | SendOp::FetchAdd)
+pub(super) const fn is_atomic(op: SendOp) -> bool {
+    matches!(op, SendOp::CompareSwap | SendOp::FetchAdd)
 }
 
 impl Qp {
     /// Whether [`send_requests`](Self::send_requests) may find something.
     pub(super) fn may_request(&self) -> bool {
-        match self.state {
-            QpState::Rts => {
-                self.req.rnr_until.is_none()
-                    && self.req.failed.is_none()
-                    && (self.req.cur != self.req.fresh || self.req.fresh != self.sq.head())
-            }
-            QpState::Sqd => {
-                self.req.rnr_until.is_none()
-                    && self.req.failed.is_none()
-                    && self.req.cur != self.req.fresh
-            }
-            _ => false,
-        }
+        let end = match (self.state, self.req.failed) {
+            // What is before a request that failed here must still be brought to its end.
+            (QpState::Rts | QpState::Sqd, Some((failed, _))) => failed,
+            (QpState::Rts, None) => self.sq.head(),
+            (QpState::Sqd, None) => self.req.fresh,
+            _ => return false,
+        };
+        self.req.rnr_until.is_none() && self.req.cur != end
     }
 
     /// Sends request packets until there is nothing to send, no room, or the quantum is spent.
     pub(super) fn send_requests(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
         loop {
             let Some(plan) = self.plan(c) else { return Turn::Idle };
-            if self.budget == 0 {
+            if self.budget[REQUESTS] == 0 {
                 return Turn::Spent;
             }
             let size = PacketBuilder::size(plan.opcode, plan.payload);
@@ -274,7 +258,7 @@ impl Qp {
                 self.fail_locally(c, self.req.cur, WcStatus::LocProt);
                 return Turn::Idle;
             }
-            self.budget -= 1;
+            self.budget[REQUESTS] -= 1;
             self.sent(c, &plan, size);
         }
     }
@@ -282,20 +266,20 @@ impl Qp {
     /// The packet at the cursor, if it may be sent now. Begins requests, and carries out what is done
     /// here, on the way.
     fn plan(&mut self, c: &mut Common) -> Option<Plan> {
-        self.req.no_room = false;
+        self.req.no_room = None;
         if !self.may_request() {
             return None;
         }
         loop {
+            if self.req.failed.is_some_and(|(failed, _)| failed == self.req.cur) {
+                return None;
+            }
             if self.req.cur == self.req.fresh {
                 if !self.begin(c) {
                     return None;
                 }
                 // What is done here is done already, and the cursor behind it.
                 continue;
-            }
-            if self.req.failed.is_some() {
-                return None;
             }
             let track = self.req.track(self.req.cur);
             if self.req.cur_packet < track.packets {
@@ -352,6 +336,9 @@ impl Qp {
             SendOp::Flush | SendOp::AtomicWrite => {
                 return self.fail_beginning(c, index, track, WcStatus::LocQpOp);
             }
+            _ if wqe.length > MAX_MSG || is_atomic(wqe.op) && wqe.length != 8 => {
+                return self.fail_beginning(c, index, track, WcStatus::LocLen);
+            }
             SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::Write | SendOp::WriteImm => {
                 if fenced {
                     return false;
@@ -373,12 +360,12 @@ impl Qp {
                 }
             }
         }
-        let span = self.req.next_psn.distance_from(self.req.una_psn).cast_unsigned();
+        let span = steps(self.req.una_psn, self.req.next_psn);
         if span + track.packets > MAX_SPAN {
             return false;
         }
         *self.req.track_mut(index) = track;
-        self.req.next_psn = track.end();
+        self.req.next_psn = track.first.offset(track.packets);
         self.req.fresh = index.wrapping_add(1);
         if track.packets == 0 {
             self.retire_local(c);
@@ -387,195 +374,11 @@ impl Qp {
     }
 
     /// Response packets that one READ request asks for: all of them, unless our own socket could not hold
-    /// the answer.
+    /// the answer. Two requests fit, so that one is answered while the next is under way.
     fn read_chunk(&self, c: &Common, packets: u32) -> u32 {
         let Some((_, to_us)) = self.windows else { return packets };
-        let fits = c.windows.largest(to_us) / self.unit();
+        let fits = c.windows.limit(to_us) / 2 / self.unit();
         u32::try_from(fits).unwrap_or(u32::MAX).max(2).min(packets)
-    }
-
-    fn plan_packet(&mut self, c: &mut Common, track: Track) -> Option<Plan> {
-        let (&wqe, _) = self.sq.get(self.req.cur)?;
-        let packet = self.req.cur_packet;
-        let mtu = self.mtu.bytes();
-        let psn = track.first.offset(packet);
-        let mut plan = Plan {
-            opcode: Opcode::RC_READ_REQUEST,
-            psn,
-            psns: 1,
-            offset: u64::from(packet) * mtu as u64,
-            payload: 0,
-            ext: Ext::default(),
-            ack_req: true,
-            se: false,
-            charge: 0,
-            window: TO_PEER,
-            takes_credit: false,
-        };
-        if is_read_class(wqe.op) {
-            if wqe.op == SendOp::Read {
-                let end = track.chunk_end(packet);
-                plan.psns = end - packet;
-                plan.window = TO_US;
-                plan.charge = charge(wqe.length, mtu, packet, end);
-                let bytes = (u64::from(end) * mtu as u64).min(u64::from(wqe.length)) - plan.offset;
-                plan.ext.reth = Some(Reth {
-                    va: wqe.remote_addr.wrapping_add(plan.offset),
-                    rkey: wqe.rkey,
-                    dma_len: u32::try_from(bytes).unwrap_or(u32::MAX),
-                });
-            } else {
-                let operation = match wqe.op {
-                    SendOp::CompareSwap => Operation::CompareSwap,
-                    _ => Operation::FetchAdd,
-                };
-                plan.opcode =
-                    Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain)?;
-                plan.charge = PACKET_CHARGE;
-                plan.ext.atomic = Some(match wqe.op {
-                    SendOp::CompareSwap => AtomicEth {
-                        va: wqe.remote_addr,
-                        rkey: wqe.rkey,
-                        swap_add: wqe.swap,
-                        compare: wqe.compare_add,
-                    },
-                    _ => AtomicEth {
-                        va: wqe.remote_addr,
-                        rkey: wqe.rkey,
-                        swap_add: wqe.compare_add,
-                        compare: 0,
-                    },
-                });
-            }
-            plan.takes_credit = psn.distance_from(self.req.top_psn) >= 0;
-            if plan.takes_credit && self.req.rd_out >= self.set.max_rd_atomic {
-                return None;
-            }
-        } else {
-            self.plan_data(&mut plan, &wqe, track)?;
-        }
-        if !self.has_room(c, &mut plan) {
-            return None;
-        }
-        Some(plan)
-    }
-
-    /// A packet of a SEND or WRITE.
-    fn plan_data(&self, plan: &mut Plan, wqe: &SendWqe, track: Track) -> Option<()> {
-        let packet = self.req.cur_packet;
-        let last = packet + 1 == track.packets;
-        let position = match (packet == 0, last) {
-            (true, true) => Position::Only,
-            (true, false) => Position::First,
-            (false, true) => Position::Last,
-            (false, false) => Position::Middle,
-        };
-        let (operation, tail) = match wqe.op {
-            SendOp::SendImm => (Operation::Send, Tail::Imm),
-            SendOp::SendInv => (Operation::Send, Tail::Inv),
-            SendOp::Write => (Operation::Write, Tail::Plain),
-            SendOp::WriteImm => (Operation::Write, Tail::Imm),
-            _ => (Operation::Send, Tail::Plain),
-        };
-        let tail = if last { tail } else { Tail::Plain };
-        plan.opcode = Opcode::compose(Transport::Rc, operation, position, tail)?;
-        plan.payload = (u64::from(wqe.length) - plan.offset).min(self.mtu.bytes() as u64) as usize;
-        plan.charge = charge(wqe.length, self.mtu.bytes(), packet, packet + 1);
-        plan.ext.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
-        plan.ext.immdt = Some(ImmDt(wqe.imm_or_inv));
-        plan.ext.ieth = Some(Ieth { rkey: Rkey(wqe.imm_or_inv) });
-        // SE means something only where a receive completes.
-        plan.se = last
-            && wqe.flags.contains(SendFlags::SOLICITED)
-            && (operation == Operation::Send || tail == Tail::Imm);
-        plan.ack_req = last;
-        Some(())
-    }
-
-    /// Whether window and pace let the packet go. Says how it is woken if not.
-    fn has_room(&mut self, c: &mut Common, plan: &mut Plan) -> bool {
-        let unit = self.unit();
-        if let Some((to_peer, to_us)) = self.windows {
-            let id = if plan.window == TO_US { to_us } else { to_peer };
-            if !c.windows.has_room(id, plan.charge, unit) {
-                c.windows.wait(id, self.handle.slot);
-                self.req.no_room = true;
-                return false;
-            }
-            // An ACK must come back before the window is used up.
-            plan.ack_req |= plan.window == TO_PEER
-                && !c.windows.has_room(id, plan.charge + unit, 0)
-                || self.req.unasked + 1 >= c.config.ack_every;
-        }
-        if let Controller::Custom(cc) = &self.req.cc {
-            if let Some(cwnd) = cc.cwnd() {
-                let after = self.req.charged[TO_PEER] + plan.charge;
-                if self.req.charged[TO_PEER] > 0 && after > u64::from(cwnd) {
-                    return false;
-                }
-                // Nor before that one is.
-                plan.ack_req |= after + unit > u64::from(cwnd);
-            }
-            if cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST {
-                self.req.ahead = true;
-                return false;
-            }
-        }
-        true
-    }
-
-    fn build(
-        &mut self,
-        c: &Common,
-        batch: &mut Batch<'_>,
-        plan: &Plan,
-        size: usize,
-    ) -> Result<(), AccessError> {
-        let mut bth = self.bth(plan.opcode, plan.psn);
-        bth.ack_req = plan.ack_req;
-        bth.se = plan.se;
-        let ip = self.ip.with_ident(batch.ident());
-        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &plan.ext, plan.payload);
-        if plan.payload > 0
-            && let Some((wqe, words)) = self.sq.get(self.req.cur)
-        {
-            gather(&c.mrs, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
-        }
-        let size = builder.finish(&ip);
-        batch.commit(&self.path, size, self.handle.as_u64());
-        Ok(())
-    }
-
-    /// Bookkeeping after a packet went into the batch.
-    fn sent(&mut self, c: &mut Common, plan: &Plan, size: usize) {
-        let r = &mut self.req;
-        let end = plan.psn.offset(plan.psns);
-        if plan.psn.distance_from(r.top_psn) < 0 {
-            c.counters.count(Counter::RetransmittedPkts);
-        }
-        if end.distance_from(r.top_psn) > 0 {
-            r.top_psn = end;
-        }
-        if plan.takes_credit {
-            r.rd_out += 1;
-        }
-        r.cur_packet += plan.psns;
-        r.unasked = if plan.ack_req { 0 } else { r.unasked + 1 };
-        r.charged[plan.window] += plan.charge;
-        if r.ack_deadline.is_none() {
-            r.ack_deadline = ack_timeout(self.set.timeout).map(|t| c.now + t);
-        }
-        if let Some((to_peer, to_us)) = self.windows {
-            c.windows.charge(if plan.window == TO_US { to_us } else { to_peer }, plan.charge);
-        }
-        if let Controller::Custom(cc) = &mut r.cc {
-            let wire = u32::try_from(size + self.path.header_len()).unwrap_or(u32::MAX);
-            cc.on_send(c.now, wire);
-            if let Some(rate) = cc.pacing_rate() {
-                let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
-                r.next_send = r.next_send.max(c.now) + Duration::from_nanos(ns);
-            }
-        }
     }
 
     /// A request failed before it was sent: it takes its place in the queue, to be reported in order.
@@ -606,111 +409,6 @@ impl Qp {
             && index == self.req.una
         {
             self.fail_oldest(c, status);
-        }
-    }
-
-    /// Starts a retry at the oldest unacknowledged packet, unless one is under way. The queue pair fails
-    /// when there were too many.
-    pub(super) fn retry(&mut self, c: &mut Common, loss: Loss) {
-        // One loss shows in many packets; only a timeout says that the retry itself was lost.
-        if self.req.rnr_until.is_some() || self.req.retrying && loss != Loss::Timeout {
-            return;
-        }
-        c.count(match loss {
-            Loss::SequenceNak => Counter::RcvdSeqErr,
-            Loss::ImpliedNak => Counter::ImpliedNakSeqErr,
-            Loss::Timeout => Counter::LocalAckTimeoutErr,
-        });
-        if self.req.retries_left == 0 {
-            c.count(Counter::RetryExceededErr);
-            self.fail_oldest(c, WcStatus::RetryExc);
-            return;
-        }
-        self.req.retries_left -= 1;
-        self.req.retrying = true;
-        c.count(Counter::CompleterRetryErr);
-        self.req.cc.get().on_loss(c.now, loss);
-        if let Some((to_peer, to_us)) = self.windows {
-            let read = self.sq.get(self.req.una).is_some_and(|(wqe, _)| wqe.op == SendOp::Read);
-            c.windows.lost(if read { to_us } else { to_peer }, self.unit());
-        }
-        self.go_back(c);
-    }
-
-    /// Moves the cursor back to the oldest unacknowledged packet.
-    pub(super) fn go_back(&mut self, c: &mut Common) {
-        self.release_all(c);
-        self.req.cur = self.req.una;
-        self.req.cur_packet = 0;
-        if self.req.una != self.req.fresh {
-            let track = self.req.track(self.req.una);
-            let done = self.req.una_psn.distance_from(track.first);
-            self.req.cur_packet = u32::try_from(done).unwrap_or(0);
-        }
-        self.req.resumed = true;
-        self.req.unasked = 0;
-        self.req.ack_deadline = None;
-    }
-
-    /// Takes all charges back.
-    pub(super) fn release_all(&mut self, c: &mut Common) {
-        let [peer, us] = std::mem::take(&mut self.req.charged);
-        if let Some((to_peer, to_us)) = self.windows {
-            c.windows.release(to_peer, peer);
-            c.windows.release(to_us, us);
-            c.wake_window(to_peer);
-            c.wake_window(to_us);
-        }
-    }
-
-    /// Releases the charge of packets `from..to` of a request that are acknowledged, as far as they are
-    /// in flight.
-    pub(super) fn release_acked(
-        &mut self,
-        c: &mut Common,
-        index: u32,
-        op: SendOp,
-        len: u32,
-        from: u32,
-        to: u32,
-    ) {
-        let r = &self.req;
-        let sent = match index.wrapping_sub(r.cur).cast_signed() {
-            ..0 => to,
-            0 => to.min(r.cur_packet),
-            1.. => from,
-        };
-        let len = if matches!(op, SendOp::CompareSwap | SendOp::FetchAdd) { 0 } else { len };
-        let bytes = charge(len, self.mtu.bytes(), from, sent.max(from));
-        let which = if op == SendOp::Read { TO_US } else { TO_PEER };
-        let bytes = bytes.min(r.charged[which]);
-        self.req.charged[which] -= bytes;
-        if let Some((to_peer, to_us)) = self.windows {
-            let id = if which == TO_US { to_us } else { to_peer };
-            c.windows.acked(id, bytes, self.mtu.bytes() as u64);
-            c.wake_window(id);
-        }
-    }
-
-    /// A timer of the requester may be due.
-    pub(crate) fn handle_timeout(&mut self, c: &mut Common) {
-        let now = c.now;
-        if self.req.rnr_until.is_some_and(|t| t <= now) {
-            self.req.rnr_until = None;
-        }
-        if self.req.next_send <= now + PACING_BURST {
-            self.req.ahead = false;
-        }
-        if let Controller::Custom(cc) = &mut self.req.cc
-            && cc.next_timer().is_some_and(|t| t <= now)
-        {
-            cc.on_timer(now);
-        }
-        if self.req.ack_deadline.is_some_and(|t| t <= now) {
-            self.req.ack_deadline = None;
-            if matches!(self.state, QpState::Rts | QpState::Sqd) && self.req.in_flight() {
-                self.retry(c, Loss::Timeout);
-            }
         }
     }
 
@@ -769,44 +467,6 @@ fn packets(len: u32, mtu: usize) -> u32 {
     u32::try_from((len as usize).div_ceil(mtu)).unwrap_or(u32::MAX).max(1)
 }
 
-/// The local ACK timeout, by its code; `None` for 0, which is for ever.
-pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
-    (code > 0).then(|| Duration::from_nanos(4096 << code.min(31)))
-}
-
-/// Collects payload from the buffers of a request.
-fn gather(
-    mrs: &MrTable,
-    pd: PdId,
-    wqe: &SendWqe,
-    words: &[u64],
-    offset: u64,
-    mut dst: &mut [u8],
-) -> Result<(), AccessError> {
-    if wqe.flags.contains(SendFlags::INLINE) {
-        read_inline(words, usize::try_from(offset).unwrap_or(usize::MAX), dst);
-        return Ok(());
-    }
-    let mut skip = offset;
-    for sge in sges(words, wqe.num_sge) {
-        let len = u64::from(sge.length);
-        if skip >= len {
-            skip -= len;
-            continue;
-        }
-        let take = usize::try_from(len - skip).unwrap_or(usize::MAX).min(dst.len());
-        let (now, rest) = dst.split_at_mut(take);
-        mrs.local(pd, &sge, Access::empty())?
-            .read_into(usize::try_from(skip).unwrap_or(usize::MAX), now);
-        dst = rest;
-        skip = 0;
-        if dst.is_empty() {
-            break;
-        }
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod unit {
     use super::*;
@@ -815,22 +475,6 @@ mod unit {
     fn segmentation() {
         assert_eq!([0, 1, 1024, 1025, 2048].map(|n| packets(n, 1024)), [1, 1, 1, 2, 2]);
         assert_eq!(packets(1 << 31, 256), 1 << 23);
-    }
-
-    #[test]
-    fn timeouts_of_the_sheet() {
-        assert_eq!(ack_timeout(0), None);
-        assert_eq!(ack_timeout(8), Some(Duration::from_nanos(1_048_576)));
-        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
-        assert_eq!(ack_timeout(31).map(|t| t.as_secs()), Some(8796));
-    }
-
-    #[test]
-    fn charges_add_up() {
-        let whole = charge(5000, 1024, 0, 5);
-        assert_eq!(whole, 5000 + 5 * PACKET_CHARGE);
-        assert_eq!((0..5).map(|p| charge(5000, 1024, p, p + 1)).sum::<u64>(), whole);
-        assert_eq!(charge(0, 1024, 0, 1), PACKET_CHARGE);
     }
 
     #[test]

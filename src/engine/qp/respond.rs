@@ -6,9 +6,10 @@
 //! not read.
 
 use super::responder::{Ack, Resource, What};
-use super::{Qp, Turn};
+use super::{ANSWERS, Qp, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
+use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::mem::Access;
 use crate::wire::headers::{AtomicAckEth, Ext};
@@ -17,23 +18,46 @@ use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
 use crate::wire::{Aeth, NakCode, Opcode, Syndrome};
 
+const FIRST: Opcode = read_response(Position::First);
+const MIDDLE: Opcode = read_response(Position::Middle);
+const LAST: Opcode = read_response(Position::Last);
+const ONLY: Opcode = read_response(Position::Only);
+
+/// Only for the constants above.
+const fn read_response(position: Position) -> Opcode {
+    match Opcode::compose(Transport::Rc, Operation::ReadResponse, position, Tail::Plain) {
+        Some(opcode) => opcode,
+        None => unreachable!(),
+    }
+}
+
+/// What became of one packet of an answer.
+enum Answer {
+    Sent,
+    /// No room in the batch.
+    Full,
+    /// The memory is gone; a NAK waits, and there is nothing more to answer.
+    Lost,
+}
+
 impl Qp {
     /// Sends answers that must not wait: those of READs and atomics, and NAKs.
     pub(super) fn send_responses(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
-        while self.resp.pending > 0 {
-            if self.budget == 0 {
+        while let Some(place) = self.resp.first_pending() {
+            if self.budget[ANSWERS] == 0 {
                 return Turn::Spent;
             }
-            let Some(index) = self.first_pending() else {
-                self.resp.pending = 0;
-                break;
+            let Some(resource) = self.resp.resources[place] else { break };
+            let answer = match resource.what {
+                What::Atomic { orig } => self.answer_atomic(batch, &resource, orig),
+                What::Read { .. } => self.answer_read(c, batch, place, &resource),
             };
-            match self.send_resource(c, batch, index) {
-                Some(true) => self.budget -= 1,
-                Some(false) => return Turn::Full,
-                // The memory is gone: a NAK is queued, and this was its last answer.
-                None => {}
+            match answer {
+                Answer::Sent => self.budget[ANSWERS] -= 1,
+                Answer::Full => return Turn::Full,
+                Answer::Lost => break,
             }
+            self.resp.answered_one(place);
         }
         if matches!(self.resp.ack, Ack::Nak(..)) && !self.send_ack(batch) {
             return Turn::Full;
@@ -41,98 +65,88 @@ impl Qp {
         Turn::Idle
     }
 
-    /// The resource with something to send whose PSN is lowest.
-    fn first_pending(&self) -> Option<usize> {
-        let epsn = self.resp.epsn;
-        self.resp
-            .resources
-            .iter()
-            .enumerate()
-            .filter_map(|(i, r)| r.filter(Resource::is_pending).map(|r| (i, r.first)))
-            .min_by_key(|&(_, first)| first.distance_from(epsn))
-            .map(|(i, _)| i)
+    fn answer_atomic(&self, batch: &mut Batch<'_>, resource: &Resource, orig: u64) -> Answer {
+        let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
+        let ack = AtomicAckEth { orig };
+        let ext = Ext { aeth: Some(aeth), atomic_ack: Some(ack), ..Ext::default() };
+        if self.emit(batch, Opcode::RC_ATOMIC_ACK, resource.first, &ext) {
+            Answer::Sent
+        } else {
+            Answer::Full
+        }
     }
 
-    /// Sends the next packet of a resource. `Some(false)`: no room in the batch. `None`: it failed.
-    fn send_resource(
+    /// The next packet of a READ, from memory as it is.
+    fn answer_read(
         &mut self,
         c: &mut Common,
         batch: &mut Batch<'_>,
-        index: usize,
-    ) -> Option<bool> {
-        let resource = self.resp.resources.get(index).copied().flatten()?;
+        place: usize,
+        resource: &Resource,
+    ) -> Answer {
+        let What::Read { va, len, rkey } = resource.what else { return Answer::Lost };
         let psn = resource.first.offset(resource.next);
+        let mtu = self.mtu.bytes();
+        let offset = resource.next as usize * mtu;
+        let payload = (len as usize - offset).min(mtu);
+        let first = resource.next == resource.start;
+        let last = resource.next + 1 == resource.packets;
+        let opcode = match (first, last) {
+            (true, true) => ONLY,
+            (true, false) => FIRST,
+            (false, true) => LAST,
+            (false, false) => MIDDLE,
+        };
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
-        let mut ext = Ext { aeth: Some(aeth), ..Ext::default() };
-        match resource.what {
-            What::Atomic { orig } => {
-                ext.atomic_ack = Some(AtomicAckEth { orig });
-                if !self.emit(batch, Opcode::RC_ATOMIC_ACK, psn, &ext) {
-                    return Some(false);
-                }
-            }
-            What::Read { va, len, rkey } => {
-                let mtu = self.mtu.bytes() as u64;
-                let offset = u64::from(resource.next) * mtu;
-                let payload = (u64::from(len) - offset).min(mtu);
-                let first = resource.next == resource.start;
-                let last = resource.next + 1 == resource.packets;
-                let position = match (first, last) {
-                    (true, true) => Position::Only,
-                    (true, false) => Position::First,
-                    (false, true) => Position::Last,
-                    (false, false) => Position::Middle,
-                };
-                let opcode =
-                    Opcode::compose(Transport::Rc, Operation::ReadResponse, position, Tail::Plain)?;
-                let payload_len = usize::try_from(payload).ok()?;
-                let size = PacketBuilder::size(opcode, payload_len);
-                if !batch.takes(&self.path, size) {
-                    return Some(false);
-                }
-                let bth = self.bth(opcode, psn);
-                let ip = self.ip.with_ident(batch.ident());
-                let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, payload_len);
-                if payload > 0 {
-                    let at = va.wrapping_add(offset);
-                    let source =
-                        c.mrs.remote(self.pd, self.qpn, rkey, at, payload, Access::REMOTE_READ);
-                    match source {
-                        Ok(slice) => slice.read_into(0, builder.payload_mut()),
-                        Err(_) => {
-                            self.lose_source(c, index, psn);
-                            return None;
-                        }
-                    }
-                }
-                let size = builder.finish(&ip);
-                batch.commit(&self.path, size, self.handle.as_u64());
+        let ext = Ext { aeth: Some(aeth), ..Ext::default() };
+        let size = PacketBuilder::size(opcode, payload);
+        if !batch.takes(&self.path, size) {
+            return Answer::Full;
+        }
+        let bth = self.bth(opcode, psn);
+        let ip = self.ip.with_ident(batch.ident());
+        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, payload);
+        if payload > 0 {
+            let (at, bytes) = (va.wrapping_add(offset as u64), payload as u64);
+            match c.mrs.remote(self.pd, self.qpn, rkey, at, bytes, Access::REMOTE_READ) {
+                Ok(source) => source.read_into(0, builder.payload_mut()),
+                Err(_) => return self.lose_source(c, batch, place, resource),
             }
         }
-        if let Some(Some(r)) = self.resp.resources.get_mut(index) {
-            r.next += 1;
-            if !r.is_pending() {
-                self.resp.pending -= 1;
-            }
-        }
-        Some(true)
+        let size = builder.finish(&ip);
+        batch.commit(&self.path, size, self.handle.as_u64());
+        Answer::Sent
     }
 
-    /// The memory of a READ in progress is no longer there for the peer.
-    fn lose_source(&mut self, c: &mut Common, index: usize, psn: Psn) {
-        // It and what was asked for later is not answered; what was asked for earlier has been.
-        for r in self.resp.resources.iter_mut() {
-            if r.is_some_and(|r| r.first.distance_from(psn) >= 0) {
-                *r = None;
+    /// The memory of a READ is no longer there for the peer.
+    fn lose_source(
+        &mut self,
+        c: &mut Common,
+        batch: &mut Batch<'_>,
+        place: usize,
+        resource: &Resource,
+    ) -> Answer {
+        let psn = resource.first.offset(resource.next);
+        let syndrome = Syndrome::Nak(NakCode::RemoteAccess);
+        if resource.answered {
+            // A duplicate of a READ that was answered. Its sender has the answer and will not care, or
+            // it has lost it and is told now; memory may go when a READ is done, so nobody is at fault.
+            let ext = Ext { aeth: Some(Aeth { syndrome, msn: resource.msn }), ..Ext::default() };
+            if !self.emit(batch, Opcode::RC_ACK, psn, &ext) {
+                return Answer::Full;
             }
+            c.count(Counter::RespRemoteAccessErrors);
+            self.resp.cut_short(place);
+            return Answer::Sent;
         }
-        self.resp.resources[index] = None;
-        self.resp.pending = 0;
+        // It and what was asked for later is not answered; what was asked for earlier has been.
+        self.resp.forget_pending();
         if self.resp.dying {
-            self.resp.ack = Ack::Nak(psn, Syndrome::Nak(NakCode::RemoteAccess));
+            self.resp.ack = Ack::Nak(psn, syndrome);
         } else {
             self.die(c, psn, NakCode::RemoteAccess, WcStatus::LocAccess);
         }
+        Answer::Lost
     }
 
     /// Sends the ACK or NAK that waits. `false`: no room in the batch.

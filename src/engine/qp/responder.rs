@@ -49,6 +49,8 @@ pub(super) struct Resource {
     pub(super) next: u32,
     /// Packet with which this answer began (a duplicate READ may ask for a tail).
     pub(super) start: u32,
+    /// All of it was sent once: what is sent now, if anything, answers a duplicate.
+    pub(super) answered: bool,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -78,6 +80,8 @@ pub(super) struct Responder {
     pub(super) epsn: Psn,
     pub(super) msn: Msn,
     open: Open,
+    /// The oldest receive belongs to the message: it tells its failure.
+    taken: bool,
     /// Bytes of the open message received (SEND) or still to come (WRITE).
     bytes: u64,
     write: Reth,
@@ -86,12 +90,14 @@ pub(super) struct Responder {
     /// In ERR with a NAK still to leave.
     pub(super) dying: bool,
     pub(super) ack: Ack,
-    /// Ring of `max_dest_rd_atomic` entries, oldest first.
+    /// Ring of `max_dest_rd_atomic` entries, from `oldest` on in the order of their PSNs.
     pub(super) resources: Box<[Option<Resource>]>,
     /// Where the next one goes.
-    newest: usize,
+    oldest: usize,
     /// Entries with something to send.
     pub(super) pending: u32,
+    /// None of those before it (in the order of PSNs) has something to send.
+    answering: usize,
     established: bool,
 }
 
@@ -103,14 +109,16 @@ impl Responder {
             epsn: Psn::default(),
             msn: Msn::default(),
             open: Open::Nothing,
+            taken: false,
             bytes: 0,
             write: NO_WRITE,
             naked: None,
             dying: false,
             ack: Ack::Nothing,
             resources: Box::default(),
-            newest: 0,
+            oldest: 0,
             pending: 0,
+            answering: 0,
             established: false,
         }
     }
@@ -123,10 +131,10 @@ impl Responder {
     pub(super) fn abandon(&mut self) {
         if !self.dying {
             self.ack = Ack::Nothing;
-            self.pending = 0;
-            self.resources.iter_mut().for_each(|r| *r = None);
+            self.forget_pending();
         }
         self.open = Open::Nothing;
+        self.taken = false;
     }
 
     pub(super) fn has_plain_ack(&self) -> bool {
@@ -138,25 +146,93 @@ impl Responder {
         self.pending > 0 || matches!(self.ack, Ack::Nak(..))
     }
 
-    /// The entry whose PSNs contain `psn`, newest first.
-    fn find(&mut self, psn: Psn) -> Option<&mut Resource> {
-        let (newer, older) = self.resources.split_at_mut(self.newest);
-        newer.iter_mut().rev().chain(older.iter_mut().rev()).flatten().find(|r| {
+    /// The entry whose PSNs contain `psn`, and its place. The newest of them: an old one may be left from
+    /// the last time that the PSNs were here.
+    fn find(&self, psn: Psn) -> Option<(usize, Resource)> {
+        let (newer, older) = self.resources.split_at(self.oldest);
+        let newer = newer.iter().enumerate();
+        let older = older.iter().enumerate().map(|(i, r)| (self.oldest + i, r));
+        newer.rev().chain(older.rev()).filter_map(|(i, r)| Some((i, (*r)?))).find(|(_, r)| {
             let d = psn.distance_from(r.first);
             d >= 0 && d.unsigned_abs() < r.packets
         })
     }
 
-    /// Enters an accepted READ or atomic. `None`: its place is taken by one that is still being answered.
-    fn remember(&mut self, resource: Resource) -> Option<()> {
-        let place = self.resources.get_mut(self.newest)?;
-        if place.is_some_and(|r| r.is_pending()) {
-            return None;
+    /// How many entries are older than that at `place`.
+    fn age(&self, place: usize) -> usize {
+        let n = self.resources.len();
+        if place < self.oldest { place + n - self.oldest } else { place - self.oldest }
+    }
+
+    /// Whether another READ or atomic may be accepted: it takes the place of the oldest, which must have
+    /// been answered. If it is being answered again, its sender has the first answer: it would not send
+    /// more than it may.
+    fn has_place(&self) -> bool {
+        let oldest = self.resources.get(self.oldest);
+        oldest.is_some_and(|r| r.is_none_or(|r| r.answered || !r.is_pending()))
+    }
+
+    /// Enters an accepted READ or atomic. Only if there is a place.
+    fn remember(&mut self, resource: Resource) {
+        let place = self.oldest;
+        let Some(entry) = self.resources.get_mut(place) else { return };
+        let before = entry.replace(resource);
+        self.oldest = (place + 1) % self.resources.len();
+        if self.pending == 0 {
+            self.answering = place;
+        } else if before.is_some_and(|r| r.is_pending()) {
+            self.pending -= 1;
+            self.answering = if self.pending == 0 { place } else { self.oldest };
         }
-        *place = Some(resource);
-        self.newest = (self.newest + 1) % self.resources.len();
         self.pending += 1;
-        Some(())
+    }
+
+    /// The entry at `place` is to be answered again, from packet `from` on.
+    fn answer_again(&mut self, place: usize, from: u32) {
+        let Some(Some(r)) = self.resources.get_mut(place) else { return };
+        let was_pending = r.is_pending();
+        r.next = from;
+        r.start = from;
+        if self.pending == 0 || self.age(place) < self.age(self.answering) {
+            self.answering = place;
+        }
+        self.pending += u32::from(!was_pending);
+    }
+
+    /// The place of the entry with something to send whose PSN is lowest.
+    pub(super) fn first_pending(&mut self) -> Option<usize> {
+        let n = self.resources.len();
+        for _ in 0..n {
+            if self.resources[self.answering].is_some_and(|r| r.is_pending()) {
+                return Some(self.answering);
+            }
+            self.answering = (self.answering + 1) % n;
+        }
+        None
+    }
+
+    /// One packet of the entry at `place` was sent.
+    pub(super) fn answered_one(&mut self, place: usize) {
+        if let Some(Some(r)) = self.resources.get_mut(place) {
+            r.next += 1;
+            if !r.is_pending() {
+                r.answered = true;
+                self.pending -= 1;
+            }
+        }
+    }
+
+    /// The packet that is sent next ends the answer of the entry at `place`.
+    pub(super) fn cut_short(&mut self, place: usize) {
+        if let Some(Some(r)) = self.resources.get_mut(place) {
+            r.next = r.packets - 1;
+        }
+    }
+
+    /// Nothing is answered any more.
+    pub(super) fn forget_pending(&mut self) {
+        self.pending = 0;
+        self.resources.fill(None);
     }
 }
 
@@ -192,7 +268,8 @@ impl Qp {
     /// `max_dest_rd_atomic` changed in SQD.
     pub(crate) fn resize_resources(&mut self) {
         self.resp.resources = vec![None; usize::from(self.set.max_dest_rd_atomic)].into();
-        self.resp.newest = 0;
+        self.resp.oldest = 0;
+        self.resp.answering = 0;
     }
 
     /// PSN that is expected next, as `query` tells it.
@@ -257,10 +334,8 @@ impl Qp {
                         c.count(Counter::RxWriteRequests);
                     }
                 }
-                if packet.ack_req() {
-                    self.resp.ack = Ack::Plain(packet.psn());
-                } else if matches!(self.resp.ack, Ack::Nak(..)) {
-                    // What it complained about has come; its sender must not go back to it again.
+                // What a NAK complained about has come: its sender must not go back to it again.
+                if packet.ack_req() || self.resp.ack != Ack::Nothing {
                     self.resp.ack = Ack::Plain(packet.psn());
                 }
             }
@@ -324,12 +399,12 @@ impl Qp {
             if !self.has_receive() {
                 return Err(Refusal::NotReady);
             }
+            self.resp.taken = true;
             self.resp.bytes = 0;
         }
         self.check_length(packet)?;
         let payload = packet.payload();
         let Some((&wqe, words)) = self.rq.get(self.rq.tail()) else { return Err(INVALID) };
-        // From here on an error has a receive to tell it.
         self.resp.open = Open::Send;
         if self.resp.bytes + payload.len() as u64 > u64::from(wqe.length) {
             c.count(Counter::RespLocalLengthError);
@@ -365,8 +440,11 @@ impl Qp {
 
     fn execute_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
-        if info.has_imm() && !self.has_receive() {
-            return Err(Refusal::NotReady);
+        if info.has_imm() {
+            if !self.has_receive() {
+                return Err(Refusal::NotReady);
+            }
+            self.resp.taken = true;
         }
         self.check_length(packet)?;
         let payload = packet.payload();
@@ -415,7 +493,7 @@ impl Qp {
 
     fn execute_read(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let Some(reth) = packet.reth() else { return Err(INVALID) };
-        if self.set.max_dest_rd_atomic == 0 || reth.dma_len > MAX_LEN || packet.pad_count() != 0 {
+        if !self.resp.has_place() || reth.dma_len > MAX_LEN || packet.pad_count() != 0 {
             return Err(INVALID);
         }
         if reth.dma_len > 0 {
@@ -429,8 +507,9 @@ impl Qp {
             what: What::Read { va: reth.va, len: reth.dma_len, rkey: reth.rkey },
             next: 0,
             start: 0,
+            answered: false,
         };
-        self.resp.remember(resource).ok_or(INVALID)?;
+        self.resp.remember(resource);
         self.resp.msn = resource.msn;
         c.count(Counter::RxReadRequests);
         Ok(())
@@ -438,36 +517,29 @@ impl Qp {
 
     fn execute_atomic(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let Some(eth) = packet.atomic_eth() else { return Err(INVALID) };
-        if self.set.max_dest_rd_atomic == 0 || packet.pad_count() != 0 {
+        // An atomic that cannot be remembered must not run: its duplicate would run again.
+        if !self.resp.has_place() || packet.pad_count() != 0 {
             return Err(INVALID);
         }
         let target = c.mrs.remote(self.pd, self.qpn, eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)?;
         if eth.va % 8 != 0 {
             return Err(INVALID);
         }
-        // The place is found before the memory changes: an atomic that cannot be remembered must not run.
-        let resource = Resource {
-            first: packet.psn(),
-            packets: 1,
-            msn: self.resp.msn.offset(1),
-            what: What::Atomic { orig: 0 },
-            next: 0,
-            start: 0,
-        };
-        if self
-            .resp
-            .resources
-            .get(self.resp.newest)
-            .is_none_or(|r| r.is_some_and(|r| r.is_pending()))
-        {
-            return Err(INVALID);
-        }
         let orig = match packet.info().operation {
             Operation::CompareSwap => target.compare_swap(eth.compare, eth.swap_add)?,
             _ => target.fetch_add(eth.swap_add)?,
         };
-        self.resp.remember(Resource { what: What::Atomic { orig }, ..resource }).ok_or(INVALID)?;
-        self.resp.msn = resource.msn;
+        let msn = self.resp.msn.offset(1);
+        self.resp.remember(Resource {
+            first: packet.psn(),
+            packets: 1,
+            msn,
+            what: What::Atomic { orig },
+            next: 0,
+            start: 0,
+            answered: false,
+        });
+        self.resp.msn = msn;
         c.count(Counter::RxAtomicRequests);
         Ok(())
     }
@@ -491,6 +563,7 @@ impl Qp {
             c.received = true;
         }
         self.rq.release(index.wrapping_add(1));
+        self.resp.taken = false;
     }
 
     fn refuse(&mut self, c: &mut Common, psn: Psn, refusal: Refusal) {
@@ -516,7 +589,7 @@ impl Qp {
         }
         // The application learns of it by the receive in use, else by an event.
         let index = self.rq.tail();
-        if self.resp.open == Open::Send
+        if self.resp.taken
             && let Some((&wqe, _)) = self.rq.get(index)
         {
             c.count(Counter::RespCqeError);
@@ -550,10 +623,8 @@ impl Qp {
             }
             Operation::Read => self.duplicate_read(c, packet),
             Operation::CompareSwap | Operation::FetchAdd => match self.resp.find(psn) {
-                Some(resource) if matches!(resource.what, What::Atomic { .. }) => {
-                    let was_pending = resource.is_pending();
-                    resource.next = 0;
-                    self.resp.pending += u32::from(!was_pending);
+                Some((place, Resource { what: What::Atomic { .. }, .. })) => {
+                    self.resp.answer_again(place, 0);
                     c.count(Counter::DuplicateAtomic);
                 }
                 _ => c.count(Counter::DropDuplicate),
@@ -565,7 +636,8 @@ impl Qp {
     /// A READ again, or a tail of it: from memory as it is now.
     fn duplicate_read(&mut self, c: &mut Common, packet: &Packet<'_>) {
         let mtu = self.mtu.bytes() as u64;
-        let (Some(reth), Some(resource)) = (packet.reth(), self.resp.find(packet.psn())) else {
+        let (Some(reth), Some((place, resource))) = (packet.reth(), self.resp.find(packet.psn()))
+        else {
             return c.count(Counter::DropDuplicate);
         };
         let What::Read { va, len, rkey } = resource.what else {
@@ -580,13 +652,9 @@ impl Qp {
             return c.count(Counter::DropReplay);
         }
         c.count(Counter::DuplicateRead);
-        let was_pending = resource.is_pending();
-        if was_pending && resource.next <= packet_index {
-            // It will be answered anyway.
-            return;
+        // If it has not got that far, it will be answered anyway.
+        if !resource.is_pending() || resource.next > packet_index {
+            self.resp.answer_again(place, packet_index);
         }
-        resource.next = packet_index;
-        resource.start = packet_index;
-        self.resp.pending += u32::from(!was_pending);
     }
 }

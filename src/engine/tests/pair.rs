@@ -68,6 +68,12 @@ pub(crate) struct Pair {
 
 pub(crate) const REGION: usize = 1 << 20;
 
+/// Bytes that differ from their neighbours and, by `salt`, from others.
+#[expect(clippy::cast_possible_truncation, reason = "of the position, the low bytes are wanted")]
+pub(crate) fn pattern(len: usize, salt: u8) -> Vec<u8> {
+    (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
+}
+
 /// What a pair is made with.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
@@ -402,9 +408,7 @@ impl Pair {
 
     /// Fills part of a side's region with a pattern of its own.
     pub(crate) fn fill(&self, side: usize, at: usize, len: usize, salt: u8) -> Vec<u8> {
-        let bytes: Vec<u8> = (0..len)
-            .map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt)
-            .collect();
+        let bytes = pattern(len, salt);
         self.sides[side].region.write(at, &bytes);
         bytes
     }

@@ -231,8 +231,8 @@ fn a_replayed_atomic_is_answered_and_not_executed() {
     let mut p = Pair::new(&Setup::default());
     p.lose(0, "RC_ATOMIC_ACK", 0);
     for i in 0..3 {
-        let wqe = SendWqe { compare_add: 1, ..p.wqe(0, SendOp::FetchAdd, i, 0) };
-        p.post(0, wqe, &[p.sge(0, 8 * i as usize, 8)]);
+        let wqe = SendWqe { compare_add: 1, ..p.wqe(0, SendOp::FetchAdd, i as u64, 0) };
+        p.post(0, wqe, &[p.sge(0, 8 * i, 8)]);
     }
     p.run();
     let results: Vec<u64> =

@@ -1,1 +1,9 @@
-//! x
+//! Packet scripts: one file for each topic. What a script is, and how to read one, stands in [`script`].
+
+mod acks;
+mod duplicates;
+mod nak;
+mod psn;
+mod script;
+mod sequence;
+mod states;

@@ -1,0 +1,295 @@
+//! Request packets: what the one at the cursor is, whether it may leave now, and its bytes.
+
+use super::Qp;
+use super::requester::{Controller, Track, is_read_class};
+use super::retry::ack_timeout;
+use crate::engine::batch::Batch;
+use crate::engine::common::Common;
+use crate::engine::counters::Counter;
+use crate::engine::window::PACKET_CHARGE;
+use crate::mem::{Access, AccessError, MrTable, PdId};
+use crate::queue::wqe::{read_inline, sges};
+use crate::queue::{SendFlags, SendOp, SendWqe};
+use crate::time::Duration;
+use crate::wire::Opcode;
+use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
+use crate::wire::num::{Psn, Rkey};
+use crate::wire::opcode::{Operation, Position, Tail, Transport};
+use crate::wire::packet::PacketBuilder;
+
+/// How far ahead of its pace a sender may run: enough for one segmented send at high rates.
+pub(super) const PACING_BURST: Duration = Duration::from_micros(20);
+
+/// Index into [`Requester::charged`].
+pub(super) const TO_PEER: usize = 0;
+pub(super) const TO_US: usize = 1;
+
+/// A packet that could be sent.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Plan {
+    pub(super) opcode: Opcode,
+    psn: Psn,
+    /// PSNs that it takes.
+    psns: u32,
+    /// Where its payload starts in the message.
+    offset: u64,
+    pub(super) payload: usize,
+    ext: Ext,
+    ack_req: bool,
+    se: bool,
+    charge: u64,
+    window: usize,
+    /// A READ or atomic that was not sent before.
+    takes_credit: bool,
+}
+
+/// Charge of packets `from..to` of a message of `len` bytes.
+pub(super) fn charge(len: u32, mtu: usize, from: u32, to: u32) -> u64 {
+    let bytes = |packet: u32| (u64::from(packet) * mtu as u64).min(u64::from(len));
+    bytes(to) - bytes(from) + u64::from(to - from) * PACKET_CHARGE
+}
+
+impl Qp {
+    pub(super) fn plan_packet(&mut self, c: &mut Common, track: Track) -> Option<Plan> {
+        let (&wqe, _) = self.sq.get(self.req.cur)?;
+        let packet = self.req.cur_packet;
+        let mtu = self.mtu.bytes();
+        let psn = track.first.offset(packet);
+        let mut plan = Plan {
+            opcode: Opcode::RC_READ_REQUEST,
+            psn,
+            psns: 1,
+            offset: u64::from(packet) * mtu as u64,
+            payload: 0,
+            ext: Ext::default(),
+            ack_req: true,
+            se: false,
+            charge: 0,
+            window: TO_PEER,
+            takes_credit: false,
+        };
+        if is_read_class(wqe.op) {
+            if wqe.op == SendOp::Read {
+                let end = track.chunk_end(packet);
+                plan.psns = end - packet;
+                plan.window = TO_US;
+                plan.charge = charge(wqe.length, mtu, packet, end);
+                let bytes = (u64::from(end) * mtu as u64).min(u64::from(wqe.length)) - plan.offset;
+                plan.ext.reth = Some(Reth {
+                    va: wqe.remote_addr.wrapping_add(plan.offset),
+                    rkey: wqe.rkey,
+                    dma_len: u32::try_from(bytes).unwrap_or(u32::MAX),
+                });
+            } else {
+                let operation = match wqe.op {
+                    SendOp::CompareSwap => Operation::CompareSwap,
+                    _ => Operation::FetchAdd,
+                };
+                plan.opcode =
+                    Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain)?;
+                plan.charge = PACKET_CHARGE;
+                plan.ext.atomic = Some(match wqe.op {
+                    SendOp::CompareSwap => AtomicEth {
+                        va: wqe.remote_addr,
+                        rkey: wqe.rkey,
+                        swap_add: wqe.swap,
+                        compare: wqe.compare_add,
+                    },
+                    _ => AtomicEth {
+                        va: wqe.remote_addr,
+                        rkey: wqe.rkey,
+                        swap_add: wqe.compare_add,
+                        compare: 0,
+                    },
+                });
+            }
+            plan.takes_credit = self.req.is_new(psn);
+            if plan.takes_credit && self.req.rd_out >= self.set.max_rd_atomic {
+                return None;
+            }
+        } else {
+            self.plan_data(&mut plan, &wqe, track)?;
+        }
+        if !self.has_room(c, &mut plan) {
+            return None;
+        }
+        Some(plan)
+    }
+
+    /// A packet of a SEND or WRITE.
+    fn plan_data(&self, plan: &mut Plan, wqe: &SendWqe, track: Track) -> Option<()> {
+        let packet = self.req.cur_packet;
+        let last = packet + 1 == track.packets;
+        let position = match (packet == 0, last) {
+            (true, true) => Position::Only,
+            (true, false) => Position::First,
+            (false, true) => Position::Last,
+            (false, false) => Position::Middle,
+        };
+        let (operation, tail) = match wqe.op {
+            SendOp::SendImm => (Operation::Send, Tail::Imm),
+            SendOp::SendInv => (Operation::Send, Tail::Inv),
+            SendOp::Write => (Operation::Write, Tail::Plain),
+            SendOp::WriteImm => (Operation::Write, Tail::Imm),
+            _ => (Operation::Send, Tail::Plain),
+        };
+        let tail = if last { tail } else { Tail::Plain };
+        plan.opcode = Opcode::compose(Transport::Rc, operation, position, tail)?;
+        plan.payload = (u64::from(wqe.length) - plan.offset).min(self.mtu.bytes() as u64) as usize;
+        plan.charge = charge(wqe.length, self.mtu.bytes(), packet, packet + 1);
+        plan.ext.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
+        plan.ext.immdt = Some(ImmDt(wqe.imm_or_inv));
+        plan.ext.ieth = Some(Ieth { rkey: Rkey(wqe.imm_or_inv) });
+        // SE means something only where a receive completes.
+        plan.se = last
+            && wqe.flags.contains(SendFlags::SOLICITED)
+            && (operation == Operation::Send || tail == Tail::Imm);
+        plan.ack_req = last;
+        Some(())
+    }
+
+    /// Whether window and pace let the packet go. Says how it is woken if not, and whether the packet asks
+    /// for an ACK.
+    fn has_room(&mut self, c: &mut Common, plan: &mut Plan) -> bool {
+        let Some((to_peer, to_us)) = self.windows else { return false };
+        let (cwnd, paced) = match &self.req.cc {
+            Controller::Fixed(_) => (None, false),
+            Controller::Custom(cc) => {
+                (cc.cwnd(), cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST)
+            }
+        };
+        let cwnd = cwnd.map_or(u64::MAX, u64::from);
+        let which = plan.window;
+        let in_flight = self.req.charged[TO_PEER];
+        // An ACK comes back for each quarter of what may be in flight, or at least that often.
+        plan.ack_req |= self.req.unasked + 1 >= c.config.ack_every
+            || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer).min(cwnd) / 4;
+        let id = if which == TO_US { to_us } else { to_peer };
+        let short = !c.windows.has_room(id, plan.charge, self.unit());
+        let behind = !self.req.woken[which] && c.windows.has_waiters(id);
+        let full = which == TO_PEER && in_flight > 0 && in_flight + plan.charge > cwnd;
+        if short || behind || full {
+            // Room comes from ACKs. If none was asked for, because there was more room when the packets
+            // in flight were sent, one more goes and asks.
+            let asked = self.req.asked.distance_from(self.req.una_psn) > 0;
+            if which == TO_PEER && in_flight > 0 && !asked {
+                plan.ack_req = true;
+                self.req.ahead |= paced;
+                return !paced;
+            }
+            if (short || behind) && !self.req.in_line[which] {
+                c.windows.wait(id, self.handle.slot, self.req.woken[which]);
+                self.req.in_line[which] = true;
+            }
+            self.req.no_room = short.then_some(which);
+            return false;
+        }
+        self.req.ahead |= paced;
+        !paced
+    }
+
+    pub(super) fn build(
+        &mut self,
+        c: &Common,
+        batch: &mut Batch<'_>,
+        plan: &Plan,
+        size: usize,
+    ) -> Result<(), AccessError> {
+        let mut bth = self.bth(plan.opcode, plan.psn);
+        bth.ack_req = plan.ack_req;
+        bth.se = plan.se;
+        let ip = self.ip.with_ident(batch.ident());
+        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &plan.ext, plan.payload);
+        if plan.payload > 0
+            && let Some((wqe, words)) = self.sq.get(self.req.cur)
+        {
+            gather(&c.mrs, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
+        }
+        let size = builder.finish(&ip);
+        batch.commit(&self.path, size, self.handle.as_u64());
+        Ok(())
+    }
+
+    /// Bookkeeping after a packet went into the batch.
+    pub(super) fn sent(&mut self, c: &mut Common, plan: &Plan, size: usize) {
+        let r = &mut self.req;
+        let end = plan.psn.offset(plan.psns);
+        if !r.is_new(plan.psn) {
+            c.counters.count(Counter::RetransmittedPkts);
+        }
+        if r.is_new(end) {
+            r.top_psn = end;
+        }
+        if plan.takes_credit {
+            r.rd_out += 1;
+        }
+        r.cur_packet += plan.psns;
+        if plan.ack_req {
+            (r.unasked, r.unasked_bytes, r.asked) = (0, 0, end);
+        } else {
+            r.unasked += 1;
+            r.unasked_bytes += plan.charge;
+        }
+        r.charged[plan.window] += plan.charge;
+        if r.ack_deadline.is_none() {
+            r.ack_deadline = ack_timeout(self.set.timeout).map(|t| c.now + t);
+        }
+        if let Some((to_peer, to_us)) = self.windows {
+            c.windows.charge(if plan.window == TO_US { to_us } else { to_peer }, plan.charge);
+        }
+        if let Controller::Custom(cc) = &mut r.cc {
+            let wire = u32::try_from(size + self.path.header_len()).unwrap_or(u32::MAX);
+            cc.on_send(c.now, wire);
+            if let Some(rate) = cc.pacing_rate() {
+                let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
+                r.next_send = r.next_send.max(c.now) + Duration::from_nanos(ns);
+            }
+        }
+    }
+}
+
+/// Collects payload from the buffers of a request.
+fn gather(
+    mrs: &MrTable,
+    pd: PdId,
+    wqe: &SendWqe,
+    words: &[u64],
+    offset: u64,
+    mut dst: &mut [u8],
+) -> Result<(), AccessError> {
+    if wqe.flags.contains(SendFlags::INLINE) {
+        read_inline(words, usize::try_from(offset).unwrap_or(usize::MAX), dst);
+        return Ok(());
+    }
+    let mut skip = offset;
+    for sge in sges(words, wqe.num_sge) {
+        let len = u64::from(sge.length);
+        if skip >= len {
+            skip -= len;
+            continue;
+        }
+        let take = usize::try_from(len - skip).unwrap_or(usize::MAX).min(dst.len());
+        let (now, rest) = dst.split_at_mut(take);
+        mrs.local(pd, &sge, Access::empty())?
+            .read_into(usize::try_from(skip).unwrap_or(usize::MAX), now);
+        dst = rest;
+        skip = 0;
+        if dst.is_empty() {
+            break;
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn charges_add_up() {
+        let whole = charge(5000, 1024, 0, 5);
+        assert_eq!(whole, 5000 + 5 * PACKET_CHARGE);
+        assert_eq!((0..5).map(|p| charge(5000, 1024, p, p + 1)).sum::<u64>(), whole);
+        assert_eq!(charge(0, 1024, 0, 1), PACKET_CHARGE);
+    }
+}

@@ -1,0 +1,203 @@
+//! Retries: go-back-N, its timers, and the account of what is in flight.
+
+use super::attr::QpState;
+use super::packets::{PACING_BURST, TO_PEER, TO_US, charge};
+use super::requester::{Controller, is_atomic};
+use super::{Qp, steps};
+use crate::engine::cc::Loss;
+use crate::engine::common::Common;
+use crate::engine::counters::Counter;
+use crate::engine::status::WcStatus;
+use crate::engine::window::{PACKET_CHARGE, WindowId};
+use crate::queue::{SendOp, SendWqe};
+use crate::time::Duration;
+use crate::wire::aeth;
+
+impl Qp {
+    /// Starts a retry at the oldest unacknowledged packet. `false`: one is under way, of which this loss
+    /// is part. The queue pair fails when there were too many.
+    pub(super) fn retry(&mut self, c: &mut Common, loss: Loss) -> bool {
+        // One loss shows in many packets; only a timeout says that the retry itself was lost.
+        if self.req.rnr_until.is_some() || self.req.retrying && loss != Loss::Timeout {
+            return false;
+        }
+        c.count(match loss {
+            Loss::SequenceNak => Counter::RcvdSeqErr,
+            Loss::ImpliedNak => Counter::ImpliedNakSeqErr,
+            Loss::Timeout => Counter::LocalAckTimeoutErr,
+        });
+        if self.req.retries_left == 0 {
+            c.count(Counter::RetryExceededErr);
+            self.fail_oldest(c, WcStatus::RetryExc);
+            return true;
+        }
+        self.req.retries_left -= 1;
+        self.req.retrying = true;
+        c.count(Counter::CompleterRetryErr);
+        self.req.cc.get().on_loss(c.now, loss);
+        if let Some((to_peer, to_us)) = self.windows {
+            let read = self.oldest_is(|op| op == SendOp::Read);
+            c.windows.lost(if read { to_us } else { to_peer }, self.unit());
+        }
+        self.go_back(c);
+        true
+    }
+
+    /// The receiver was not ready: nothing is sent until the time has passed that it asked for. `false`:
+    /// we wait already, and this NAK answers what was in flight when the first one came.
+    pub(super) fn wait_for_receiver(&mut self, c: &mut Common, timer: u8) -> bool {
+        if self.req.rnr_until.is_some() {
+            return false;
+        }
+        c.count(Counter::RcvdRnrErr);
+        match self.req.rnr_left {
+            0 => {
+                c.count(Counter::RetryRnrExceededErr);
+                self.fail_oldest(c, WcStatus::RnrRetryExc);
+                return true;
+            }
+            7 => {} // for ever
+            n => self.req.rnr_left = n - 1,
+        }
+        let wait = aeth::rnr_timer(timer);
+        c.counters.add(Counter::RnrWaitNs, crate::time::nanos(wait));
+        c.count(Counter::CompleterRetryErr);
+        self.go_back(c);
+        self.req.rnr_until = Some(c.now + wait);
+        // What we retried has arrived: a loss from here on is another.
+        self.req.retrying = false;
+        true
+    }
+
+    /// Moves the cursor back to the oldest unacknowledged packet.
+    fn go_back(&mut self, c: &mut Common) {
+        self.release_all(c);
+        let r = &mut self.req;
+        r.cur = r.una;
+        r.cur_packet = if r.una == r.fresh { 0 } else { steps(r.track(r.una).first, r.una_psn) };
+        r.resumed = true;
+        r.unasked = 0;
+        r.unasked_bytes = 0;
+        r.asked = r.una_psn;
+        r.ack_deadline = None;
+    }
+
+    /// Takes all charges back, and lets others have the room.
+    pub(super) fn release_all(&mut self, c: &mut Common) {
+        let [peer, us] = std::mem::take(&mut self.req.charged);
+        if let Some((to_peer, to_us)) = self.windows {
+            c.windows.release(to_peer, peer);
+            c.windows.release(to_us, us);
+            c.wake_window(to_peer);
+            c.wake_window(to_us);
+        }
+    }
+
+    /// Leaves its windows, if it has any: on the way to other ones, or to nowhere.
+    pub(crate) fn leave_windows(&mut self, c: &mut Common) {
+        let Some((to_peer, to_us)) = self.windows.take() else { return };
+        let [peer, us] = std::mem::take(&mut self.req.charged);
+        self.req.in_line = [false; 2];
+        self.req.woken = [false; 2];
+        for (id, bytes) in [(to_peer, peer), (to_us, us)] {
+            c.windows.release(id, bytes);
+            c.windows.close(id, self.handle.slot);
+        }
+        c.wake_window(to_peer);
+        c.wake_window(to_us);
+    }
+
+    /// It is its turn in a window. `false`: it does not stand in line there, or has no use for it.
+    pub(crate) fn take_wake(&mut self, id: WindowId) -> bool {
+        let Some((to_peer, to_us)) = self.windows else { return false };
+        for (which, window) in [(TO_PEER, to_peer), (TO_US, to_us)] {
+            if window == id && self.req.in_line[which] {
+                self.req.in_line[which] = false;
+                self.req.woken[which] = self.may_request();
+                return self.req.woken[which];
+            }
+        }
+        false
+    }
+
+    /// Its turn at sending is over. Gives the windows in which others may try now: those in which it did
+    /// not find too little room itself.
+    pub(crate) fn end_turn(&mut self) -> [Option<WindowId>; 2] {
+        self.req.woken = [false; 2];
+        let Some((to_peer, to_us)) = self.windows else { return [None; 2] };
+        let short = self.req.no_room.map(|which| if which == TO_US { to_us } else { to_peer });
+        [to_peer, to_us].map(|id| Some(id).filter(|_| short != Some(id)))
+    }
+
+    /// Packets `from..to` of a request are acknowledged: releases the charge of those that are in flight.
+    /// (After a retry was started, an answer to the first attempt may be ahead of the cursor.)
+    pub(super) fn release_acked(
+        &mut self,
+        c: &mut Common,
+        index: u32,
+        wqe: &SendWqe,
+        from: u32,
+        to: u32,
+    ) {
+        let r = &mut self.req;
+        let mtu = self.mtu.bytes();
+        let sent = match index.wrapping_sub(r.cur).cast_signed() {
+            ..0 => to,
+            0 => to.min(r.cur_packet),
+            1.. => from,
+        };
+        let len = if is_atomic(wqe.op) { 0 } else { wqe.length };
+        let charged = charge(len, mtu, from, sent.max(from));
+        let payload = charge(wqe.length, mtu, from, to) - u64::from(to - from) * PACKET_CHARGE;
+        let payload = u32::try_from(payload).unwrap_or(u32::MAX);
+        r.acked_bytes = r.acked_bytes.saturating_add(payload);
+        let which = if wqe.op == SendOp::Read { TO_US } else { TO_PEER };
+        debug_assert!(r.charged[which] >= charged, "released {charged} of {:?}", r.charged);
+        r.charged[which] = r.charged[which].saturating_sub(charged);
+        if let Some((to_peer, to_us)) = self.windows {
+            let id = if which == TO_US { to_us } else { to_peer };
+            c.windows.acked(id, charged, mtu as u64);
+            c.wake_window(id);
+        }
+    }
+
+    /// A timer of the requester may be due.
+    pub(crate) fn handle_timeout(&mut self, c: &mut Common) {
+        let now = c.now;
+        if self.req.rnr_until.is_some_and(|t| t <= now) {
+            self.req.rnr_until = None;
+        }
+        if self.req.next_send <= now + PACING_BURST {
+            self.req.ahead = false;
+        }
+        if let Controller::Custom(cc) = &mut self.req.cc
+            && cc.next_timer().is_some_and(|t| t <= now)
+        {
+            cc.on_timer(now);
+        }
+        if self.req.ack_deadline.is_some_and(|t| t <= now) {
+            self.req.ack_deadline = None;
+            if matches!(self.state, QpState::Rts | QpState::Sqd) && self.req.in_flight() {
+                self.retry(c, Loss::Timeout);
+            }
+        }
+    }
+}
+
+/// The local ACK timeout, by its code; `None` for 0, which is for ever.
+pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
+    (code > 0).then(|| Duration::from_nanos(4096 << code.min(31)))
+}
+
+#[cfg(test)]
+mod unit {
+    use super::*;
+
+    #[test]
+    fn timeouts_of_the_sheet() {
+        assert_eq!(ack_timeout(0), None);
+        assert_eq!(ack_timeout(8), Some(Duration::from_nanos(1_048_576)));
+        assert_eq!(ack_timeout(14), Some(Duration::from_nanos(67_108_864)));
+        assert_eq!(ack_timeout(31).map(|t| t.as_secs()), Some(8796));
+    }
+}

@@ -1,0 +1,17 @@
+//! Scenarios of the verbs, written once and run on every testbed: the simulated network, and real sockets
+//! on the loopback interface.
+//!
+//! *Rules.* A scenario uses the public interface and a [`Testbed`](testbed::Testbed), nothing else. It
+//! never sleeps and never reads a clock: it waits for what it expects, and gives up after much longer than
+//! that can take. A testbed that cannot be had here prints why and skips; with `SOFTROCE_NO_SKIP=1` that is
+//! a failure.
+
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[path = "verbs/sim.rs"]
+mod sim;
+#[path = "verbs/testbed.rs"]
+mod testbed;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+#[path = "verbs/udp.rs"]
+mod udp;

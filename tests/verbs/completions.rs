@@ -1,0 +1,415 @@
+//! Completion queues, their events, and the channels that carry them.
+
+use softroce::prelude::*;
+use softroce::verbs::Cause;
+
+use super::Bed;
+use crate::testbed::{LONG, Pair, Side, Testbed};
+
+const EINVAL: i32 = 22;
+
+/// A connected pair whose receiver's queue reports to a channel, with receives posted.
+struct Watched {
+    pair: Pair,
+    channel: CompChannel,
+    bed: Bed,
+}
+
+impl Watched {
+    fn start() -> Option<Self> {
+        let bed = Bed::start()?;
+        let [a, b] = bed.hosts();
+        let channel = b.create_comp_channel().unwrap();
+        let rcq = b.cq_builder(256).channel(&channel).build().unwrap();
+        let mut b = Side::with(b, |qp| qp.recv_cq(&rcq));
+        b.rcq = rcq;
+        let pair = Pair::connect(Side::new(a), b, &QpAttr::default());
+        pair.b.qp.post_recv((0..128).map(|id| RecvWr::new(id, ()))).unwrap();
+        Some(Self { pair, channel, bed })
+    }
+
+    /// Sends a message of no bytes, and waits until it is acknowledged. (Its completion at the receiver may
+    /// become visible a little later.)
+    #[track_caller]
+    fn send(&self, solicited: bool) {
+        let wr = SendWr::send(1, ());
+        self.pair.a.done(if solicited { wr.solicited() } else { wr });
+    }
+
+    /// An event is there, and it is the receiver's.
+    #[track_caller]
+    fn event(&self) {
+        let event = self.channel.get_event(LONG).unwrap();
+        assert_eq!(event.cq().number(), self.pair.b.rcq.number());
+    }
+
+    /// The receiver takes `n` completions.
+    #[track_caller]
+    fn take(&self, n: usize) {
+        for _ in 0..n {
+            self.pair.b.received().ok().unwrap();
+        }
+    }
+
+    #[track_caller]
+    fn no_event(&self) {
+        let event = self.channel.wait(Duration::ZERO).map(|cq| cq.number());
+        assert_eq!(event, Err(Error::Timeout));
+    }
+}
+
+#[test]
+fn polling_gives_what_is_there_and_no_more_than_asked_for() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let to = b.memory(8);
+    a.qp.post_send((0..10).map(|id| SendWr::write(id, inline(b"x"), to.remote()))).unwrap();
+    let mut got = Vec::new();
+    let mut some = [WorkCompletion::default(); 4];
+    while got.len() < 10 {
+        let n = a.cq.wait_many(&mut some, LONG).unwrap();
+        assert!((1..=4).contains(&n));
+        got.extend(some[..n].iter().map(|wc| wc.ok().unwrap().wr_id));
+    }
+    assert_eq!(got, (0..10).collect::<Vec<_>>());
+    assert_eq!(a.cq.poll(&mut some), Ok(0));
+    assert_eq!(a.cq.wait(Duration::ZERO), Err(Error::Timeout));
+    assert_eq!(a.cq.wait(Duration::from_micros(10)), Err(Error::Timeout));
+}
+
+#[test]
+fn a_program_that_only_polls_gets_there() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let mine = a.memory(100_000);
+    let theirs = b.memory(100_000);
+    a.post(SendWr::read(1, mine.sge(..), theirs.remote()));
+    let mut one = [WorkCompletion::default()];
+    while a.cq.poll(&mut one).unwrap() == 0 {
+        std::hint::spin_loop();
+    }
+    assert_eq!(one[0].ok().unwrap().byte_len, 100_000);
+}
+
+#[test]
+fn arming_gives_one_event_for_what_comes_later() {
+    let Some(w) = Watched::start() else { return };
+    let rcq = &w.pair.b.rcq;
+    w.send(false);
+    w.no_event();
+    w.take(1);
+
+    rcq.arm(false).unwrap();
+    w.no_event();
+    w.send(false);
+    w.event();
+    // It is disarmed now.
+    w.send(false);
+    w.send(true);
+    w.no_event();
+    w.take(3);
+    w.no_event();
+
+    // Completions that are there already make no event; the next one does.
+    w.send(false);
+    w.bed.until("there is one", || w.pair.b.counter("rdma_recvs") == 5);
+    rcq.arm(false).unwrap();
+    w.no_event();
+    w.send(false);
+    w.event();
+    w.take(2);
+    w.no_event();
+}
+
+#[test]
+fn solicited_arming_waits_for_what_the_sender_marks() {
+    let Some(w) = Watched::start() else { return };
+    let rcq = &w.pair.b.rcq;
+    rcq.arm(true).unwrap();
+    for _ in 0..3 {
+        w.send(false);
+    }
+    w.no_event();
+    w.send(true);
+    w.event();
+    w.take(4);
+
+    // The mark of a WRITE with immediate counts too, in the last of its packets.
+    rcq.arm(true).unwrap();
+    let (from, to) = (w.pair.a.memory(20_000), w.pair.b.memory(20_000));
+    w.pair.a.done(SendWr::write(1, from.sge(..), to.remote()).imm(1));
+    w.no_event();
+    w.pair.a.done(SendWr::write(1, from.sge(..), to.remote()).imm(1).solicited());
+    w.event();
+
+    // Asking for all widens; asking for solicited ones after that narrows nothing.
+    rcq.arm(true).unwrap();
+    rcq.arm(false).unwrap();
+    rcq.arm(true).unwrap();
+    w.send(false);
+    w.event();
+    w.no_event();
+}
+
+#[test]
+fn an_error_counts_as_solicited() {
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { b, .. }, .. } = &w;
+    b.rcq.arm(true).unwrap();
+    b.qp.modify(&QpAttr::to(QpState::Err)).unwrap();
+    w.event();
+    let all = b.rcq.drain();
+    assert_eq!(all.len(), 128);
+    assert!(all.iter().all(|wc| wc.status == WcStatus::WrFlush));
+}
+
+#[test]
+fn poll_arm_poll_never_loses_one() {
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { a, b }, channel, .. } = &w;
+    const ROUNDS: u32 = 500;
+    for round in 0..ROUNDS {
+        // The message is on its way while the receiver decides to sleep: it may come before the first
+        // look, between the looks, or while the receiver sleeps.
+        a.post(SendWr::send(u64::from(round), ()));
+        let mut one = [WorkCompletion::default()];
+        loop {
+            if b.rcq.poll(&mut one).unwrap() > 0 {
+                break;
+            }
+            b.rcq.arm(false).unwrap();
+            if !b.rcq.drain().is_empty() {
+                break;
+            }
+            let event = channel.get_event(LONG).unwrap();
+            assert_eq!(event.cq().number(), b.rcq.number());
+        }
+        b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+        a.sent().ok().unwrap();
+        // An event for what a look has found is left over, as with hardware.
+        while channel.wait(Duration::ZERO).is_ok() {}
+    }
+}
+
+#[test]
+fn waiting_leaves_the_channel_and_what_was_armed_alone() {
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { a, b }, .. } = &w;
+    b.rcq.arm(false).unwrap();
+    a.post(SendWr::send(1, ()));
+    b.received().ok().unwrap();
+    w.event();
+    w.no_event();
+    a.post(SendWr::send(1, ()));
+    b.received().ok().unwrap();
+    w.no_event();
+}
+
+#[test]
+fn several_queues_on_one_channel() {
+    let Some(bed) = Bed::start() else { return };
+    let [_, host] = bed.hosts();
+    let channel = host.create_comp_channel().unwrap();
+    let pairs: Vec<Pair> = (0..3)
+        .map(|_| {
+            let [a, b] = bed.hosts();
+            let rcq = b.cq_builder(16).channel(&channel).build().unwrap();
+            let mut b = Side::with(b, |qp| qp.recv_cq(&rcq));
+            b.rcq = rcq;
+            b.rcq.arm(false).unwrap();
+            b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+            Pair::connect(Side::new(a), b, &QpAttr::default())
+        })
+        .collect();
+    for i in [2, 0, 1] {
+        pairs[i].a.done(SendWr::send(1, ()));
+        let cq = channel.wait(LONG).unwrap();
+        assert_eq!(cq.number(), pairs[i].b.rcq.number());
+        assert_eq!(cq.wait(LONG).unwrap().ok().unwrap().qpn, pairs[i].b.qp.number());
+    }
+}
+
+#[test]
+fn an_event_of_a_queue_that_is_gone_is_gone() {
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { a, b }, channel, bed } = w;
+    b.rcq.arm(false).unwrap();
+    a.done(SendWr::send(1, ()));
+    drop(b);
+    assert!(channel.wait(Duration::ZERO).is_err());
+    drop(bed);
+}
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+#[test]
+fn the_channels_descriptor_is_readable_while_it_has_events() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { a, b }, channel, bed } = &w;
+    let readable = || {
+        let mut fds = [PollFd::new(channel.fd().unwrap(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+    };
+    assert!(!readable());
+    b.rcq.arm(false).unwrap();
+    a.post(SendWr::send(1, ()));
+    bed.until("readable", readable);
+    // Another queue of the channel adds a second event: readable until both are fetched.
+    let cq = b.ctx.cq_builder(16).channel(channel).build().unwrap();
+    let extra = b.pd.create_qp(QpType::Rc, &cq).build().unwrap();
+    cq.arm(false).unwrap();
+    extra.modify(&QpAttr::to(QpState::Err)).unwrap();
+    extra.post_recv(RecvWr::new(1, ())).unwrap();
+    bed.until("a flushed receive", || !cq.drain().is_empty());
+    w.event();
+    assert!(readable());
+    assert_eq!(channel.wait(LONG).unwrap().number(), cq.number());
+    assert!(!readable());
+}
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+#[test]
+fn a_program_that_sleeps_on_the_descriptor_is_served() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { a, b }, channel, bed } = &w;
+    for _ in 0..50 {
+        b.rcq.arm(false).unwrap();
+        a.post(SendWr::send(1, ()));
+        // In a simulation nothing happens unless somebody lets it.
+        bed.pass_time();
+        let mut fds = [PollFd::new(channel.fd().unwrap(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(60_000_u16)).unwrap(), 1);
+        w.event();
+        w.take(1);
+        a.sent().ok().unwrap();
+        b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+    }
+}
+
+#[test]
+fn what_cannot_be_armed_or_made() {
+    let Some(bed) = Bed::start() else { return };
+    let [a, b] = bed.hosts();
+    let e = a.create_cq(4).unwrap().arm(false).unwrap_err();
+    assert_eq!(e.errno(), Some(EINVAL));
+    assert!(e.to_string().contains("channel"), "{e}");
+    let channel = b.create_comp_channel().unwrap();
+    let e = a.cq_builder(4).channel(&channel).build().unwrap_err();
+    assert_eq!(e.errno(), Some(EINVAL));
+    assert!(matches!(e.cause(), Some(Cause::Mismatch { .. })), "{e}");
+    let e = a.cq_builder(4).vector(1).build().unwrap_err();
+    assert_eq!(e.cause(), Some(&Cause::AttrRange { attr: "comp_vector", got: 1, max: 0 }));
+    assert!(a.create_cq(0).is_err());
+    assert!(a.create_cq(33).unwrap().depth() >= 33);
+    // A queue of one device and a domain of the other do not go together.
+    let pd = a.alloc_pd().unwrap();
+    let e = pd.create_qp(QpType::Rc, &b.create_cq(4).unwrap()).build().unwrap_err();
+    assert!(matches!(e.cause(), Some(Cause::Mismatch { .. })), "{e}");
+}
+
+#[test]
+fn resizing_keeps_what_is_there() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let to = b.memory(8);
+    let cq = &a.cq;
+    a.qp.post_send((0..6).map(|id| SendWr::write(id, inline(b"x"), to.remote()))).unwrap();
+    bed.until("all done at the peer", || b.counter("rx_write_requests") == 6);
+    assert_eq!(cq.wait(LONG).unwrap().wr_id, 0);
+    bed.until("all acknowledged", || {
+        // Too small as long as five completions are there; until then they would fit.
+        let refused = cq.resize(4);
+        refused.is_err_and(|e| e.errno() == Some(EINVAL)) || {
+            cq.resize(256).unwrap();
+            false
+        }
+    });
+    cq.resize(5).unwrap();
+    assert!(cq.depth() >= 5);
+    for id in 1..6 {
+        assert_eq!(cq.wait(LONG).unwrap().ok().unwrap().wr_id, id);
+    }
+    cq.resize(1000).unwrap();
+    assert!(cq.depth() >= 1000);
+    assert!(cq.resize(0).is_err());
+    a.done(SendWr::write(7, inline(b"x"), to.remote()));
+}
+
+#[test]
+fn a_queue_that_overruns_says_so() {
+    let Some(bed) = Bed::start() else { return };
+    let [a, b] = bed.hosts();
+    let cq = a.create_cq(4).unwrap();
+    let mut a = Side::with(a, |_| {
+        let pd = a.alloc_pd().unwrap();
+        pd.create_qp(QpType::Rc, &cq).recv_cq(&a.create_cq(4).unwrap())
+    });
+    a.cq = cq;
+    let Pair { a, b } = Pair::connect(a, Side::new(b), &QpAttr::default());
+    let depth = u64::from(a.cq.depth());
+    let to = b.memory(8);
+    a.qp.post_send((0..=depth).map(|id| SendWr::write(id, inline(b"x"), to.remote()))).unwrap();
+    let mut events = vec![a.event(), a.event()];
+    events.sort_by_key(|e| !matches!(e, Event::CqErr { .. }));
+    assert_eq!(events, [Event::CqErr { cq: a.cq.number() }, Event::QpFatal { qpn: a.qp.number() }]);
+    assert_eq!(a.state(), QpState::Err);
+    for id in 0..depth {
+        assert_eq!(a.sent().ok().unwrap().wr_id, id, "what fitted is there");
+    }
+    assert_eq!(a.cq.drain(), []);
+    assert_eq!(a.counter("cq_overrun"), 1);
+}
+
+#[test]
+fn timestamps_where_asked_for() {
+    let Some(bed) = Bed::start() else { return };
+    let [a, b] = bed.hosts();
+    let cq = a.cq_builder(16).timestamps().build().unwrap();
+    let mut a = Side::with(a, |_| a.alloc_pd().unwrap().create_qp(QpType::Rc, &cq));
+    a.cq = cq;
+    let Pair { a, b } = Pair::connect(a, Side::new(b), &QpAttr::default());
+    b.qp.post_recv((0..2).map(|id| RecvWr::new(id, ()))).unwrap();
+    let first = a.done(SendWr::send(1, ())).timestamp.unwrap();
+    let second = a.done(SendWr::send(2, ())).timestamp.unwrap();
+    assert!(0 < first && first < second, "{first} {second}");
+    assert_eq!(b.received().timestamp, None);
+}
+
+#[test]
+fn completions_of_a_queue_pair_that_is_gone_are_gone() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let to = b.memory(8);
+    let neighbour = Pair::connect(
+        Side::with(&a.ctx, |_| a.pd.create_qp(QpType::Rc, &a.cq)),
+        Side::new(&b.ctx),
+        &QpAttr::default(),
+    );
+    b.qp.post_recv((0..3).map(|id| RecvWr::new(id, ()))).unwrap();
+    a.qp.post_send((0..3).map(|id| SendWr::send(id, ()))).unwrap();
+    for id in 0..3 {
+        assert_eq!(b.received().ok().unwrap().wr_id, id);
+    }
+    let _ = to;
+    a.qp.destroy().unwrap();
+    assert_eq!(a.cq.drain(), []);
+    // The neighbour on the same queue is not touched.
+    neighbour.b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+    neighbour.a.post(SendWr::send(77, ()));
+    assert_eq!(a.cq.wait(LONG).unwrap().ok().unwrap().wr_id, 77);
+}
+
+#[test]
+fn completions_as_futures() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    b.qp.post_recv((0..100).map(|id| RecvWr::new(id, ()))).unwrap();
+    bed.block_on(async {
+        for id in 0..100 {
+            a.post(SendWr::send(id, ()));
+            assert_eq!(a.cq.next().await.unwrap().ok().unwrap().wr_id, id);
+            assert_eq!(b.rcq.next().await.unwrap().ok().unwrap().wr_id, id);
+        }
+    });
+}

@@ -1,0 +1,45 @@
+//! The simulated network as a testbed: two hosts in virtual time.
+
+use softroce::prelude::*;
+use softroce::sim::{Link, Sim};
+
+use super::testbed::Testbed;
+
+mod atomics;
+mod completions;
+mod events;
+mod memory;
+mod ops;
+mod requests;
+mod states;
+mod windows;
+
+pub(crate) struct Bed {
+    sim: Sim,
+    hosts: [Context; 2],
+}
+
+impl Testbed for Bed {
+    fn try_new() -> Result<Self, String> {
+        let sim = Sim::new(1);
+        let hosts = sim.hosts(Link::default());
+        Ok(Self { sim, hosts })
+    }
+
+    fn hosts(&self) -> [&Context; 2] {
+        let [a, b] = &self.hosts;
+        [a, b]
+    }
+
+    fn share(&self) {
+        self.sim.shared();
+    }
+
+    fn pass_time(&self) {
+        self.sim.run_for(Duration::from_micros(50));
+    }
+
+    fn block_on<T>(&self, f: impl Future<Output = T>) -> T {
+        self.sim.block_on(f)
+    }
+}

@@ -1,0 +1,89 @@
+//! Real sockets as a testbed: two devices of this process on loopback addresses of their own.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::task::{Context as TaskContext, Poll, Wake, Waker};
+use std::thread::{self, Thread};
+
+use softroce::prelude::*;
+
+use super::testbed::Testbed;
+
+mod atomics;
+mod completions;
+mod events;
+mod memory;
+mod ops;
+mod requests;
+mod states;
+mod windows;
+
+pub(crate) struct Bed {
+    hosts: [Context; 2],
+    /// Nothing ever completes here.
+    idle: CompletionQueue,
+}
+
+/// Wakes the thread that runs a task.
+struct Unpark(Thread);
+
+impl Wake for Unpark {
+    fn wake(self: Arc<Self>) {
+        self.0.unpark();
+    }
+}
+
+/// `EADDRINUSE`.
+const TAKEN: i32 = 98;
+
+/// The next device of this process. Other processes look elsewhere, or find the address taken.
+pub(crate) fn open_free() -> Result<Context> {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    loop {
+        // 127.16.0.0 to 127.255.255.255, a stretch for each process. Below it is what `soft:lo` takes.
+        let n = NEXT.fetch_add(1, Ordering::Relaxed);
+        let at = std::process::id().wrapping_mul(2053).wrapping_add(n) % (0xf0_0000 - 2);
+        let [_, b, c, d] = (0x10_0001 + at).to_be_bytes();
+        match Context::open(&format!("soft:udp=127.{b}.{c}.{d}")) {
+            // Somebody is there already; but whoever holds all addresses holds the next one too.
+            Err(e) if e.errno() == Some(TAKEN) && !e.to_string().contains("all addresses") => {}
+            other => return other,
+        }
+    }
+}
+
+impl Testbed for Bed {
+    fn try_new() -> Result<Self, String> {
+        let open = || open_free().map_err(|e| e.to_string());
+        let hosts = [open()?, open()?];
+        let idle = hosts[0].create_cq(1).map_err(|e| e.to_string())?;
+        Ok(Self { hosts, idle })
+    }
+
+    fn hosts(&self) -> [&Context; 2] {
+        let [a, b] = &self.hosts;
+        [a, b]
+    }
+
+    fn share(&self) {}
+
+    fn pass_time(&self) {
+        // A bounded sleep that ends early if there is something to see.
+        let _ = self.idle.wait(Duration::from_millis(1));
+    }
+
+    fn block_on<T>(&self, f: impl Future<Output = T>) -> T {
+        let mut f = std::pin::pin!(f);
+        let waker = Waker::from(Arc::new(Unpark(thread::current())));
+        loop {
+            match f.as_mut().poll(&mut TaskContext::from_waker(&waker)) {
+                Poll::Ready(done) => return done,
+                // Until it is woken, or for much longer than that can take.
+                Poll::Pending => {
+                    let sleep = std::time::Duration::from_secs(60);
+                    thread::park_timeout(sleep);
+                }
+            }
+        }
+    }
+}
