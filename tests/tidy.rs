@@ -242,6 +242,18 @@ fn the_unfinished_is_found() {
 }
 
 #[test]
+fn tests_skip_in_one_way() {
+    obeyed(text::own_skips, &[]);
+}
+
+#[test]
+fn an_own_way_to_skip_is_found() {
+    let text = "// \"skipped: \nprintln!(\"skipped: no ::1\");\nvar_os(\"SOFTROCE_NO_SKIP\");";
+    assert_eq!(found(text::own_skips, "tests/a.rs", text), [1, 2, 3]);
+    assert_eq!(found(text::own_skips, "tests/common/skip.rs", text), []);
+}
+
+#[test]
 fn the_project_speaks_of_itself() {
     obeyed(text::strange_words, &[]);
 }

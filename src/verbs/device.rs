@@ -175,7 +175,9 @@ mod soft {
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
                 // The kernel takes no more than an int.
-                _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => options.rcvbuf = bytes,
+                _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => {
+                    options.rcvbuf = bytes
+                }
                 _ => {
                     let what = format!(
                         "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"
@@ -313,7 +315,10 @@ mod soft {
             assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
             for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b"] {
                 let e = parsed(bad).unwrap_err();
-                assert!(e.contains("wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"), "{e}");
+                assert!(
+                    e.contains("wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"),
+                    "{e}"
+                );
             }
         }
     }

@@ -126,7 +126,9 @@ pub(super) fn pump(side: &mut Side, size: u32) -> Result<Measured> {
                 lane.posted += u64::from(list);
             }
         }
-        let done = |l: &Lane| l.completed >= if over { l.posted - l.posted % u64::from(every) } else { goal };
+        let done = |l: &Lane| {
+            l.completed >= if over { l.posted - l.posted % u64::from(every) } else { goal }
+        };
         if lanes.iter().all(done) {
             break;
         }

@@ -142,7 +142,9 @@ impl Control {
                     Err(e) => why = Some(e),
                 }
             }
-            let Some(why) = why else { return Err(Failure::Usage(format!("{host:?} has no address"))) };
+            let Some(why) = why else {
+                return Err(Failure::Usage(format!("{host:?} has no address")));
+            };
             if why.kind() != io::ErrorKind::ConnectionRefused || now() >= until {
                 return Err(Failure::run(format_args!(
                     "no server at {host}, TCP port {port}: {why}; start `softroce perf {test}` there"

@@ -164,7 +164,9 @@ impl Options {
             (self.events, "-e", kind != Kind::WriteLat, "tests with completions at both sides"),
         ] {
             if given && !fits {
-                return Err(Failure::Usage(format!("{kind} takes no {name}: it belongs to {whose}")));
+                return Err(Failure::Usage(format!(
+                    "{kind} takes no {name}: it belongs to {whose}"
+                )));
             }
         }
         let sizes = match self.size {

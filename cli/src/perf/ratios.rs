@@ -397,7 +397,11 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
             is_disturbed |= figure.disturbed;
             (pair.busy[which], pair.wall[which]) = (figure.busy, figure.wall);
         }
-        if is_disturbed { disturbed.push(pair) } else { calm.push(pair) }
+        if is_disturbed {
+            disturbed.push(pair)
+        } else {
+            calm.push(pair)
+        }
         if calm.len() >= pairs && Spread::of(row, &calm).is_narrow() {
             break;
         }
@@ -483,7 +487,9 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
     control.send(&Order::Stop)?;
     let theirs: Outcome = control.receive(PATIENCE)?;
     // The busier side decides. In a ping-pong there is one figure, the leader's.
-    if std::env::var("DBG").is_ok() { eprintln!("{which} {:?} {:?}", mine, theirs); }
+    if std::env::var("DBG").is_ok() {
+        eprintln!("{which} {:?} {:?}", mine, theirs);
+    }
     let both = [mine.ns_per_packet, theirs.ns_per_packet.filter(|_| !row.is_latency())];
     let busy = both.into_iter().flatten().fold(f64::NAN, f64::max);
     if busy.is_nan() {
@@ -738,7 +744,9 @@ impl Player for Sender {
         let sample = record.finish();
         // The next run of the other contender is to find the line empty.
         let until = now() + PATIENCE;
-        while self.posted - self.completed >= SIGNAL_EVERY || op != Op::Send && self.posted > self.completed {
+        while self.posted - self.completed >= SIGNAL_EVERY
+            || op != Op::Send && self.posted > self.completed
+        {
             self.objects.poll(&mut self.completed)?;
             if now() > until {
                 return Err(Failure::run("the other process does not answer"));
@@ -846,7 +854,10 @@ mod tests {
     #[test]
     fn quantiles() {
         let of = |q| quantile([4.0, 1.0, 3.0, 2.0].into_iter(), q);
-        assert_eq!([of(0.0), of(0.5), of(1.0)].map(f64::to_bits), [1.0, 2.5, 4.0].map(f64::to_bits));
+        assert_eq!(
+            [of(0.0), of(0.5), of(1.0)].map(f64::to_bits),
+            [1.0, 2.5, 4.0].map(f64::to_bits)
+        );
         assert!((of(0.25) - 1.75).abs() < 1e-12);
         assert!(quantile(std::iter::empty(), 0.5).is_nan());
     }

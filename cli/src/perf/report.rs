@@ -144,7 +144,8 @@ impl Printer {
             return Ok(());
         }
         let (mut text, kind) = (String::new(), plan.kind);
-        let qps = if plan.qps == 1 { "1 queue pair".into() } else { format!("{} queue pairs", plan.qps) };
+        let qps =
+            if plan.qps == 1 { "1 queue pair".into() } else { format!("{} queue pairs", plan.qps) };
         let _ = write!(text, "{kind}: RC, {qps}, path MTU {}", ends.mtu);
         if !kind.is_latency() {
             let _ = write!(text, ", tx depth {}, post list {}", plan.tx_depth, plan.post_list);
@@ -276,11 +277,7 @@ mod tests {
 
     #[test]
     fn rows_survive_the_way_to_the_server() {
-        let row = Row::Latency(Latency::new(
-            8,
-            Times::new(Until::Seconds(1)),
-            1.0,
-        ));
+        let row = Row::Latency(Latency::new(8, Times::new(Until::Seconds(1)), 1.0));
         let text = serde_json::to_string(&row).unwrap();
         assert_eq!(serde_json::from_str::<Row>(&text).unwrap(), row);
         let measured = Measured { messages: 3, sent: 3, time: Duration::from_secs(1), best: None };
