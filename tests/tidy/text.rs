@@ -157,11 +157,11 @@ pub(crate) fn unfinished(source: &Source) -> Vec<Finding> {
 
 /// Tests that skip in a way of their own, which nobody notices where nothing may be skipped.
 pub(crate) fn own_skips(source: &Source) -> Vec<Finding> {
-    let is_message = |line: &&str| {
+    let is_message = |line: &str| {
         ["\"skipped: ", "\"skipping ", "\"SOFTROCE_NO_SKIP"].iter().any(|s| line.contains(s))
     };
     let is_place = source.path.starts_with("tests/tidy") || source.path == "tests/common/skip.rs";
-    let lines = source.text.lines().enumerate().filter(|(_, line)| is_message(&line));
+    let lines = source.text.lines().enumerate().filter(|(_, line)| is_message(line));
     let found = lines.filter(|_| source.is_rust() && !is_place);
     let what = "say it with `skip` of tests/common/skip.rs";
     found.map(|(at, _)| Finding::new(source, at + 1, what.into())).collect()
