@@ -117,8 +117,8 @@ mod tests {
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
     fn readable(s: &Signal) -> bool {
-        let mut fds = [PollFd::new(s.fd().unwrap(), PollFlags::POLLIN)];
-        poll(&mut fds, PollTimeout::ZERO).unwrap() == 1
+        let mut fds = [PollFd::new(s.fd().expect("there is one"), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::ZERO).expect("a descriptor that is open") == 1
     }
 
     #[test]
