@@ -87,7 +87,6 @@ const CRATES: &[(&str, &[&str])] = &[
 
 /// Where the library reads the clock or starts threads, and where anybody sleeps.
 pub(crate) const CLOCKS: &[Exception] = &[
-    ("cli/src/perf/control.rs", "nothing tells when the other process listens"),
     ("cli/src/tour/child.rs", "a process that starts or ends cannot be waited for otherwise"),
     ("src/nic/clock.rs", "the clock of real devices"),
     ("src/nic/progress.rs", "the thread that looks after a device while the program does not"),

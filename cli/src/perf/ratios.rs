@@ -15,23 +15,24 @@
 //! out. The metric of a ping-pong is half of a round trip.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener};
 use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use softroce::verbs::{
-    Access, CompChannel, CompletionQueue, Context, Error, MemoryRegion, Mtu, QpEndpoint, QpType,
-    QueuePair, RecvWr, RemoteMr, SendWr, WcOpcode, WorkCompletion,
-};
+use softroce::verbs::Context;
 
-use super::control::{Control, Go, Offer, PATIENCE};
+use super::control::{Control, Go, PATIENCE};
 use super::report::print;
 use super::side::open;
 use super::{Failure, Result, now};
-use crate::raw::{RawPing, RawPong, RawRx, RawTx, Record, Sample, Shape};
+use crate::raw::{Sample, Shape};
+
+mod contender;
+
+use contender::{ANY, Contender, LOOK, Op, Player, Stream};
 
 /// Length of a run.
 const RUN: Duration = Duration::from_millis(100);
@@ -42,16 +43,6 @@ const LONGEST_ROW: Duration = Duration::from_secs(90);
 const SPREAD: f64 = 0.15;
 /// A process that waited for its processor for more than this part of a run was disturbed.
 const DISTURBED: f64 = 0.1;
-/// How often a run looks at whether to go on.
-const LOOK: Duration = Duration::from_millis(1);
-/// Messages posted and not complete.
-const DEPTH: u32 = 128;
-/// Receives posted.
-const RECEIVES: u32 = 512;
-/// With every how many small messages a completion is asked for.
-const SIGNAL_EVERY: u64 = 16;
-/// Any port of this machine.
-const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 /// Compare the engine with what the same sockets do without it
 ///
@@ -160,33 +151,6 @@ impl Row {
     }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-enum Op {
-    Write,
-    Read,
-    Send,
-}
-
-/// A stream of messages through the engine.
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-struct Stream {
-    op: Op,
-    size: u32,
-    mtu: usize,
-    /// Messages posted at once.
-    list: u32,
-    /// Packets that make one entry of the record.
-    group: u64,
-}
-
-#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-enum Contender {
-    RawStream(Shape),
-    RawPing { blocking: bool },
-    Stream(Stream),
-    Ping { blocking: bool },
-}
-
 /// What the leading process asks of the other one.
 #[derive(Debug, Serialize, Deserialize)]
 enum Order {
@@ -231,12 +195,6 @@ impl Outcome {
     fn is_disturbed(&self) -> bool {
         self.delay_ns as f64 > DISTURBED * self.wall_ns as f64
     }
-}
-
-/// One end of a contender.
-trait Player {
-    /// Plays while `go_on` says so.
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample>;
 }
 
 /// Measures, on whichever side.
@@ -546,316 +504,6 @@ fn follow(control: &mut Control) -> Result<()> {
             Order::Stop => return Err(Failure::run("stopped what did not run")),
             Order::Bye => return Ok(()),
         }
-    }
-}
-
-impl Contender {
-    /// The leading end, which sends (or asks).
-    fn open(self, ctx: &Context, control: &mut Control) -> Result<Box<dyn Player>> {
-        Ok(match self {
-            Self::RawStream(shape) => {
-                let to: SocketAddr = control.receive(PATIENCE)?;
-                Box::new(RawTx::open(ANY, to, shape)?)
-            }
-            Self::RawPing { blocking } => {
-                let to: SocketAddr = control.receive(PATIENCE)?;
-                Box::new(RawPing::open(ANY, to, blocking)?)
-            }
-            Self::Stream(stream) => {
-                let mut objects = Objects::new(ctx, stream.size, false)?;
-                objects.connect(stream.mtu, control)?;
-                Box::new(Sender { objects, stream, posted: 0, completed: 0 })
-            }
-            Self::Ping { blocking } => {
-                let mut objects = Objects::new(ctx, 64, blocking)?;
-                objects.connect(4096, control)?;
-                Box::new(EnginePing { objects, first: true, posted: 0, completed: 0 })
-            }
-        })
-    }
-
-    /// The other end.
-    fn open_other(self, ctx: &Context, control: &mut Control) -> Result<Box<dyn Player>> {
-        Ok(match self {
-            Self::RawStream(shape) => {
-                let rx = RawRx::open(ANY, shape)?;
-                control.send(&rx.local_addr()?)?;
-                Box::new(rx)
-            }
-            Self::RawPing { blocking } => {
-                let pong = RawPong::open(ANY, blocking)?;
-                control.send(&pong.local_addr()?)?;
-                Box::new(pong)
-            }
-            Self::Stream(stream) => {
-                let mut objects = Objects::new(ctx, stream.size, false)?;
-                objects.connect(stream.mtu, control)?;
-                Box::new(Receiver { objects, stream })
-            }
-            Self::Ping { blocking } => {
-                let mut objects = Objects::new(ctx, 64, blocking)?;
-                objects.connect(4096, control)?;
-                Box::new(EnginePing { objects, first: false, posted: 0, completed: 0 })
-            }
-        })
-    }
-}
-
-impl Player for RawTx {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        Ok(self.run_for(|_| go_on())?)
-    }
-}
-
-impl Player for RawRx {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        Ok(self.run_for(|_| go_on())?)
-    }
-}
-
-impl Player for RawPing {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        Ok(self.run_for(|_| go_on())?)
-    }
-}
-
-impl Player for RawPong {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        Ok(self.run_for(|_| go_on())?)
-    }
-}
-
-/// What an end of the engine's contenders has.
-struct Objects {
-    qp: QueuePair,
-    cq: CompletionQueue,
-    mr: MemoryRegion,
-    channel: Option<CompChannel>,
-    peer: RemoteMr,
-    ctx: Context,
-    wcs: [WorkCompletion; 64],
-}
-
-impl Objects {
-    fn new(ctx: &Context, size: u32, events: bool) -> Result<Self> {
-        let pd = ctx.alloc_pd()?;
-        let channel = events.then(|| ctx.create_comp_channel()).transpose()?;
-        let builder = ctx.cq_builder(DEPTH + RECEIVES);
-        let cq = match &channel {
-            Some(channel) => builder.channel(channel).build()?,
-            None => builder.build()?,
-        };
-        let mr = pd.alloc_mr(size as usize, Access::REMOTE)?;
-        let qp = pd.create_qp(QpType::Rc, &cq).depth(DEPTH, RECEIVES).build()?;
-        let peer = RemoteMr { addr: 0, len: 0, rkey: 0 };
-        let wcs = [WorkCompletion::default(); 64];
-        Ok(Self { qp, cq, mr, channel, peer, ctx: ctx.clone(), wcs })
-    }
-
-    fn connect(&mut self, mtu: usize, control: &mut Control) -> Result<()> {
-        let RemoteMr { addr, len, rkey } = self.mr.remote();
-        let endpoints = vec![self.qp.endpoint().to_string()];
-        control.send(&Offer { endpoints, addr, len, rkey })?;
-        let theirs: Offer = control.receive(PATIENCE)?;
-        let [endpoint] = &theirs.endpoints[..] else {
-            return Err(Failure::run("not one queue pair"));
-        };
-        let mut peer: QpEndpoint = endpoint.parse()?;
-        peer.mtu = Mtu::from_bytes(mtu).unwrap_or(peer.mtu).min(peer.mtu);
-        self.qp.connect(&peer)?;
-        self.peer = RemoteMr { addr: theirs.addr, len: theirs.len, rkey: theirs.rkey };
-        self.post_receives(RECEIVES)?;
-        control.send(&Go {})?;
-        let Go {} = control.receive(PATIENCE)?;
-        Ok(())
-    }
-
-    fn post_receives(&self, n: u32) -> Result<()> {
-        let sge = self.mr.sge(..);
-        Ok(self.qp.post_recv((0..u64::from(n)).map(|id| RecvWr::new(id, sge)))?)
-    }
-
-    /// Looks once. Counts receives, and notes the last send that is complete.
-    fn poll(&mut self, completed: &mut u64) -> Result<(usize, u32)> {
-        let n = self.cq.poll(&mut self.wcs)?;
-        let mut receives = 0;
-        for wc in &self.wcs[..n] {
-            wc.ok()?;
-            if wc.opcode == WcOpcode::Recv {
-                receives += 1;
-            } else {
-                *completed = wc.wr_id;
-            }
-        }
-        Ok((n, receives))
-    }
-
-    /// Sleeps until something completes; not for long.
-    fn sleep(&self) -> Result<()> {
-        let Some(channel) = &self.channel else { return Ok(()) };
-        match channel.wait(LOOK) {
-            Ok(_) | Err(Error::Timeout) => Ok(()),
-            Err(e) => Err(e.into()),
-        }
-    }
-}
-
-/// The end of a stream that posts: it sends the data, or asks for it.
-struct Sender {
-    objects: Objects,
-    stream: Stream,
-    posted: u64,
-    completed: u64,
-}
-
-impl Sender {
-    fn post(&mut self) -> Result<()> {
-        let Stream { op, list, .. } = self.stream;
-        let Objects { qp, mr, peer, .. } = &self.objects;
-        let (first, here, there) = (self.posted, mr.sge(..), peer.at(0));
-        qp.post_send((1..=u64::from(list)).map(|i| {
-            let n = first + i;
-            let wr = match op {
-                Op::Write => SendWr::write(n, here, there),
-                Op::Read => SendWr::read(n, here, there),
-                Op::Send => SendWr::send(n, here),
-            };
-            if op != Op::Send || n.is_multiple_of(SIGNAL_EVERY) { wr } else { wr.unsignaled() }
-        }))?;
-        self.posted += u64::from(list);
-        Ok(())
-    }
-}
-
-impl Player for Sender {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        let data = |ctx: &Context, op| {
-            let (sent, received) = ctx.moved();
-            if op == Op::Read { received } else { sent }
-        };
-        let op = self.stream.op;
-        let mut record = Record::new(self.stream.group);
-        let mut before = self.objects.ctx.moved();
-        let mut packets = data(&self.objects.ctx, op);
-        while go_on() {
-            let since = now();
-            let after_it = self.posted - self.completed + u64::from(self.stream.list);
-            let worked = if after_it <= u64::from(DEPTH) {
-                self.post()?;
-                true
-            } else {
-                self.objects.poll(&mut self.completed)?.0 > 0
-            };
-            let after = self.objects.ctx.moved();
-            if worked || after != before {
-                let (was, is) = (packets, data(&self.objects.ctx, op));
-                record.step(since, is - was, false);
-                (before, packets) = (after, is);
-            }
-        }
-        let sample = record.finish();
-        // The next run of the other contender is to find the line empty.
-        let until = now() + PATIENCE;
-        while self.posted - self.completed >= SIGNAL_EVERY
-            || op != Op::Send && self.posted > self.completed
-        {
-            self.objects.poll(&mut self.completed)?;
-            if now() > until {
-                return Err(Failure::run("the other process does not answer"));
-            }
-        }
-        Ok(sample)
-    }
-}
-
-/// The end of a stream whose device answers, or that receives SENDs.
-struct Receiver {
-    objects: Objects,
-    stream: Stream,
-}
-
-impl Player for Receiver {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        let op = self.stream.op;
-        let data = |(sent, received): (u64, u64)| if op == Op::Read { sent } else { received };
-        let mut record = Record::new(self.stream.group);
-        let mut before = self.objects.ctx.moved();
-        while go_on() {
-            let since = now();
-            let (n, receives) = self.objects.poll(&mut 0)?;
-            if receives > 0 {
-                self.objects.post_receives(receives)?;
-            }
-            let after = self.objects.ctx.moved();
-            if n > 0 || after != before {
-                record.step(since, data(after) - data(before), false);
-                before = after;
-            }
-        }
-        Ok(record.finish())
-    }
-}
-
-/// An end of a ping-pong of SENDs.
-struct EnginePing {
-    objects: Objects,
-    first: bool,
-    posted: u64,
-    completed: u64,
-}
-
-impl EnginePing {
-    fn play(&mut self) -> Result<()> {
-        self.posted += 1;
-        let wr = SendWr::send(self.posted, self.objects.mr.sge(..));
-        let signaled = self.posted.is_multiple_of(SIGNAL_EVERY);
-        Ok(self.objects.qp.post_send(if signaled { wr } else { wr.unsignaled() })?)
-    }
-
-    /// Waits for a message, and posts another receive for it. `false`: it is over.
-    fn hear(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<bool> {
-        loop {
-            if self.objects.channel.is_some() {
-                self.objects.cq.arm(false)?;
-            }
-            for _ in 0..if self.objects.channel.is_some() { 1 } else { 64 } {
-                let (_, receives) = self.objects.poll(&mut self.completed)?;
-                if receives > 0 {
-                    self.objects.post_receives(receives)?;
-                    return Ok(true);
-                }
-            }
-            if !go_on() {
-                return Ok(false);
-            }
-            self.objects.sleep()?;
-        }
-    }
-}
-
-impl Player for EnginePing {
-    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
-        let mut record = Record::new(2);
-        let until = now() + PATIENCE;
-        let mut since = now();
-        if self.first {
-            while go_on() {
-                self.play()?;
-                // A round that was begun is finished, so that the next run begins with a clean table.
-                if !self.hear(&mut || now() < until)? {
-                    return Err(Failure::run("the other process does not answer"));
-                }
-                record.step(since, 2, false);
-                since = now();
-            }
-        } else {
-            while self.hear(go_on)? {
-                self.play()?;
-                record.step(since, 1, false);
-                since = now();
-            }
-        }
-        Ok(record.finish())
     }
 }
 
