@@ -1,5 +1,5 @@
 //! Scenarios of the verbs, written once and run on every testbed: the simulated network, and real sockets
-//! on the loopback interface.
+//! on the loopback interface. And what only one of them has: devices by name, virtual time.
 //!
 //! *Rules.* A scenario uses the public interface and a [`Testbed`](testbed::Testbed), nothing else. It
 //! never sleeps and never reads a clock: it waits for what it expects, and gives up after much longer than
@@ -8,8 +8,15 @@
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
+#[cfg(all(feature = "udp", target_os = "linux"))]
+#[path = "verbs/devices.rs"]
+mod devices;
 #[path = "verbs/sim.rs"]
 mod sim;
+#[path = "verbs/simulated.rs"]
+mod simulated;
+#[path = "common/skip.rs"]
+mod skip;
 #[path = "verbs/testbed.rs"]
 mod testbed;
 #[cfg(all(feature = "udp", target_os = "linux"))]

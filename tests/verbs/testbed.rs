@@ -13,6 +13,8 @@ pub(crate) trait Testbed: Sized {
     fn try_new() -> Result<Self, String>;
     /// The hosts, each a device of its own.
     fn hosts(&self) -> [&Context; 2];
+    /// The hosts alone.
+    fn into_hosts(self) -> [Context; 2];
     /// Lets several threads use it at the same time.
     fn share(&self);
     /// Lets something happen.
@@ -25,8 +27,7 @@ pub(crate) trait Testbed: Sized {
         match Self::try_new() {
             Ok(bed) => Some(bed),
             Err(why) => {
-                assert!(std::env::var_os("SOFTROCE_NO_SKIP").is_none(), "skipped: {why}");
-                eprintln!("skipped: {why}");
+                crate::skip::skip(why);
                 None
             }
         }
