@@ -11,6 +11,8 @@
 #[cfg(all(feature = "udp", target_os = "linux"))]
 #[path = "verbs/devices.rs"]
 mod devices;
+#[path = "verbs/lossy.rs"]
+mod lossy;
 #[path = "verbs/sim.rs"]
 mod sim;
 #[path = "verbs/simulated.rs"]

@@ -111,13 +111,13 @@ fn a_successor_at_the_same_address_is_nobody_to_the_peers_of_the_dead() {
     let Some(here) = device() else { return };
     let Some(there) = device() else { return };
     let name = there.device().name.clone();
-    let over = QpAttr::default().timeout(8).retry_cnt(3);
-    let Pair { a, b } = Pair::connect(Side::new(&here), Side::new(&there), &over);
+    let Pair { a, b } = Pair::connect(Side::new(&here), Side::new(&there), &QpAttr::default());
     let to = b.memory(1 << 16);
     let from = a.memory(1 << 16);
     from.fill(0..1 << 16, 0x77);
     a.done(SendWr::write(1, from.sge(..), to.remote()));
     let remote = to.remote();
+    a.lose_patience();
     drop((b, to, there));
 
     // A new process, so to speak: the same address, the same kinds of objects in the same order.

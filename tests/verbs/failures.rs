@@ -13,10 +13,11 @@ fn impatient() -> QpAttr {
 #[test]
 fn a_peer_that_is_gone() {
     let Some(bed) = Bed::start() else { return };
-    let Pair { a, b } = Pair::over(&bed, &impatient());
+    let Pair { a, b } = Pair::new(&bed);
     let to = b.memory(64);
     let remote = to.remote();
     a.done(SendWr::write(1, inline(b"x"), remote));
+    a.lose_patience();
     // With everything that it has, its device included.
     let [_here, there] = bed.into_hosts();
     drop((to, b, there));

@@ -7,6 +7,7 @@ use super::testbed::Testbed;
 
 mod atomics;
 mod causes;
+mod clean;
 mod completions;
 mod events;
 mod failures;

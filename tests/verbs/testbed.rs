@@ -108,6 +108,14 @@ impl Side {
         self.pd.alloc_mr(len, Access::REMOTE | Access::MW_BIND).unwrap()
     }
 
+    /// From here on gives up on a dead peer within a few milliseconds. Nothing may be under way.
+    pub(crate) fn lose_patience(&self) {
+        let sqd = || QpAttr::to(QpState::Sqd);
+        self.qp.modify(&sqd()).unwrap();
+        self.qp.modify(&sqd().timeout(8).retry_cnt(2)).unwrap();
+        self.qp.modify(&QpAttr::to(QpState::Rts)).unwrap();
+    }
+
     pub(crate) fn state(&self) -> QpState {
         self.qp.state().unwrap()
     }

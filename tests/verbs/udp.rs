@@ -11,6 +11,7 @@ use super::testbed::Testbed;
 
 mod atomics;
 mod causes;
+mod clean;
 mod completions;
 mod events;
 mod failures;
