@@ -8,7 +8,8 @@ mod decode;
 mod devinfo;
 mod output;
 #[cfg(target_os = "linux")]
-#[cfg_attr(not(test), expect(dead_code, reason = "the baselines of `perf ratios`, which follows"))]
+mod perf;
+#[cfg(target_os = "linux")]
 mod raw;
 mod tour;
 
@@ -25,6 +26,8 @@ enum Command {
     Tour(tour::Args),
     Devinfo(devinfo::Args),
     Decode(decode::Args),
+    #[cfg(target_os = "linux")]
+    Perf(perf::Args),
 }
 
 fn main() -> ExitCode {
@@ -33,6 +36,8 @@ fn main() -> ExitCode {
             Command::Tour(args) => tour::run(&args),
             Command::Devinfo(args) => devinfo::run(&args),
             Command::Decode(args) => decode::run(&args),
+            #[cfg(target_os = "linux")]
+            Command::Perf(args) => perf::run(&args),
         },
         Err(e) if e.kind() == clap::error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand => {
             let _ = e.print();

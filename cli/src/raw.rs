@@ -24,6 +24,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     ControlMessageOwned, MsgFlags, RecvMsg, SockaddrStorage, recvmsg, setsockopt, sockopt,
 };
+use serde::{Deserialize, Serialize};
 use socket2::{Domain, MsgHdr, Protocol, SockAddr, Socket, Type};
 
 /// Bytes in front of the payload, as many as the base transport header has.
@@ -43,7 +44,7 @@ const PATIENCE_MS: u16 = 200;
 const ECT0: u32 = 2;
 
 /// What is sent in each step of a stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     /// Bytes of a datagram in front of the segmented ones, in a send of its own; 0 for none.
     pub(crate) first: usize,
@@ -65,7 +66,11 @@ impl Shape {
     /// Small messages: 64 segments of 80 bytes.
     pub(crate) const R3: Self = Self { first: 0, segment: 80, segments: 64, window: 64 << 10 };
 
-    fn packets(&self) -> u64 {
+    /// Small messages, each in a send of its own.
+    pub(crate) const R3_SINGLE: Self = Self { segments: 1, ..Self::R3 };
+
+    /// Packets of each step.
+    pub(crate) fn packets(&self) -> u64 {
         self.segments as u64 + u64::from(self.first > 0)
     }
 
@@ -75,7 +80,7 @@ impl Shape {
 }
 
 /// What a run measured.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Sample {
     /// Packets sent or received; round trips of a ping-pong.
     pub(crate) packets: u64,
@@ -101,7 +106,7 @@ fn ns(since: Instant) -> u64 {
 
 /// Times of the steps of a run.
 #[derive(Debug)]
-struct Record {
+pub(crate) struct Record {
     started: Instant,
     /// Packets that make one entry: those of a whole send, however they arrive.
     group: u64,
@@ -115,7 +120,8 @@ struct Record {
 }
 
 impl Record {
-    fn new(group: u64) -> Self {
+    /// `group`: packets that make one entry.
+    pub(crate) fn new(group: u64) -> Self {
         Self {
             started: now(),
             group,
@@ -129,7 +135,7 @@ impl Record {
 
     /// Takes in a step that took from `since` to now.
     #[expect(clippy::cast_precision_loss, reason = "seven digits of a time are plenty")]
-    fn step(&mut self, since: Instant, packets: u64, waited: bool) {
+    pub(crate) fn step(&mut self, since: Instant, packets: u64, waited: bool) {
         self.busy += ns(since);
         self.packets += packets;
         self.waited |= waited;
@@ -142,7 +148,8 @@ impl Record {
         }
     }
 
-    fn finish(mut self) -> Sample {
+    /// The medians.
+    pub(crate) fn finish(mut self) -> Sample {
         let middle = self.per_packet.len() / 2;
         let median = match self.per_packet.is_empty() {
             true => f32::NAN,
@@ -311,7 +318,7 @@ impl RawTx {
             socket: open(at, 4 << 20)?,
             to: to.into(),
             shape,
-            control: segment_control(shape.segment),
+            control: if shape.segments > 1 { segment_control(shape.segment) } else { Vec::new() },
             message: (0..=250).cycle().take(MESSAGE).collect(),
             at: 0,
             staging: vec![0; shape.bytes()],
@@ -501,7 +508,8 @@ impl RawRx {
 ///
 /// # Errors
 /// What the sockets say.
-pub(crate) fn run_both(
+#[cfg(test)]
+fn run_both(
     tx: &mut RawTx,
     rx: &mut RawRx,
     mut go_on: impl FnMut(u64) -> bool,
@@ -522,6 +530,8 @@ pub(crate) fn run_both(
 #[derive(Debug)]
 struct Player {
     socket: Socket,
+    /// Sleeps for what comes, instead of looking all the time.
+    blocking: bool,
     receiver: Receiver,
     header: [u8; HEADER],
     payload: [u8; 64],
@@ -529,9 +539,10 @@ struct Player {
 }
 
 impl Player {
-    fn open(at: SocketAddr) -> io::Result<Self> {
+    fn open(at: SocketAddr, blocking: bool) -> io::Result<Self> {
         Ok(Self {
             socket: open(at, 4 << 20)?,
+            blocking,
             receiver: Receiver::new(),
             header: [0; HEADER],
             payload: [7; 64],
@@ -550,10 +561,13 @@ impl Player {
         send(&self.socket, to, &parts, &[]).map(|_| ())
     }
 
-    /// Spins for an answer while `go_on` says so.
+    /// Looks, or sleeps, for an answer while `go_on` says so.
     fn receive(&mut self, mut go_on: impl FnMut() -> bool) -> io::Result<Option<Received>> {
         loop {
-            for _ in 0..SPINS {
+            if self.blocking {
+                wait(&self.socket, PollFlags::POLLIN)?;
+            }
+            for _ in 0..if self.blocking { 1 } else { SPINS } {
                 if let Some(got) = self.receiver.receive(&self.socket)? {
                     return Ok(Some(got));
                 }
@@ -578,12 +592,12 @@ pub(crate) struct RawPing {
 }
 
 impl RawPing {
-    /// Plays from `at` with the [`RawPong`] at `to`.
+    /// Plays from `at` with the [`RawPong`] at `to`. `blocking`: sleeps for each answer.
     ///
     /// # Errors
     /// What the socket says.
-    pub(crate) fn open(at: SocketAddr, to: SocketAddr) -> io::Result<Self> {
-        Ok(Self { player: Player::open(at)?, to: to.into() })
+    pub(crate) fn open(at: SocketAddr, to: SocketAddr, blocking: bool) -> io::Result<Self> {
+        Ok(Self { player: Player::open(at, blocking)?, to: to.into() })
     }
 
     /// Plays while `go_on` says so, which is told how many packets have gone either way. The median is that
@@ -611,12 +625,12 @@ pub(crate) struct RawPong {
 }
 
 impl RawPong {
-    /// Answers at `at`.
+    /// Answers at `at`. `blocking`: sleeps for each ping.
     ///
     /// # Errors
     /// What the socket says.
-    pub(crate) fn open(at: SocketAddr) -> io::Result<Self> {
-        Ok(Self { player: Player::open(at)? })
+    pub(crate) fn open(at: SocketAddr, blocking: bool) -> io::Result<Self> {
+        Ok(Self { player: Player::open(at, blocking)? })
     }
 
     /// Where it answers.
@@ -685,7 +699,7 @@ mod tests {
 
     #[test]
     fn streams_arrive_whole() {
-        for shape in [Shape::R1, Shape::R1B, Shape::R2, Shape::R3] {
+        for shape in [Shape::R1, Shape::R1B, Shape::R2, Shape::R3, Shape::R3_SINGLE] {
             let packets = shape.packets() * 200;
             let rx = RawRx::open(ANY, shape).unwrap();
             let (sent, received) = stream(shape, packets, rx);
@@ -740,8 +754,14 @@ mod tests {
 
     #[test]
     fn ping_and_pong() {
-        let mut pong = RawPong::open(ANY).unwrap();
-        let mut ping = RawPing::open(ANY, pong.local_addr().unwrap()).unwrap();
+        for blocking in [false, true] {
+            play(blocking);
+        }
+    }
+
+    fn play(blocking: bool) {
+        let mut pong = RawPong::open(ANY, blocking).unwrap();
+        let mut ping = RawPing::open(ANY, pong.local_addr().unwrap(), blocking).unwrap();
         std::thread::scope(|s| {
             let answers = s.spawn(move || pong.run_for(|n| n < 500).unwrap());
             let sample = ping.run_for(|n| n < 1000).unwrap();

@@ -134,6 +134,11 @@ impl Engine {
         &self.common.caps
     }
 
+    /// The port can do something else than before: it segments no more, or its interface has another MTU.
+    pub fn set_caps(&mut self, caps: PortCaps) {
+        self.common.caps = caps;
+    }
+
     /// The device's addresses.
     pub fn gids(&self) -> &[LocalGid] {
         &self.gids

@@ -161,6 +161,11 @@ impl Core {
                 self.fail();
                 return true;
             }
+            // A kernel that refuses to segment shows it here, and the packets that follow must know.
+            let caps = self.port.caps();
+            if caps != *self.engine.caps() {
+                self.engine.set_caps(caps);
+            }
             if !self.tx.is_empty() || sent >= TRANSMITS {
                 return sent > 0;
             }

@@ -37,6 +37,8 @@ use self::progress::{By, Drive, PassReport, Progress, ProgressConfig, Waiters};
 use self::virtual_time::VirtualTime;
 use self::wake::PortFd;
 
+#[cfg(feature = "unstable-internals")]
+use crate::engine::Counter;
 use crate::engine::cause::Cause;
 use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
@@ -62,11 +64,17 @@ pub struct Nic {
     core: Combine<Core>,
     /// Doorbells rung while somebody else was in the engine.
     bells: Mutex<Vec<QpHandle>>,
+    /// Set after a doorbell was put there: passes look at this, not at the lock. What orders the two sides is
+    /// the bell of [`combine`].
+    has_bells: AtomicBool,
     wakers: Mutex<Vec<Waker>>,
     has_wakers: AtomicBool,
     time: Time,
     /// When the engine wants to be called again, as the last pass left it (virtual time).
     next: AtomicU64,
+    /// Packets sent and received, as the last pass left them.
+    #[cfg(feature = "unstable-internals")]
+    moved: [AtomicU64; 2],
     addresses: Vec<PortAddress>,
     guid: u64,
 }
@@ -126,10 +134,13 @@ impl Nic {
         Self {
             core: around(Core::new(engine, port, rx)),
             bells: Mutex::new(Vec::new()),
+            has_bells: AtomicBool::new(false),
             wakers: Mutex::new(Vec::new()),
             has_wakers: AtomicBool::new(false),
             time,
             next: AtomicU64::new(u64::MAX),
+            #[cfg(feature = "unstable-internals")]
+            moved: [AtomicU64::new(0), AtomicU64::new(0)],
             addresses,
             guid,
         }
@@ -280,6 +291,12 @@ impl Nic {
         self.with_core(|core, _| core.port.stats())
     }
 
+    /// Packets sent and received, as the last pass left them.
+    #[cfg(feature = "unstable-internals")]
+    pub fn moved(&self) -> (u64, u64) {
+        (self.moved[0].load(Ordering::Relaxed), self.moved[1].load(Ordering::Relaxed))
+    }
+
     /// Whether the port failed for good.
     pub fn is_broken(&self) -> bool {
         self.with_core(|core, _| core.is_broken())
@@ -297,6 +314,7 @@ impl Nic {
         if !ran {
             if face.ring() {
                 self.bells.lock().push(handle);
+                self.has_bells.store(true, Ordering::Release);
             }
             self.core.kick(|core| report = Some(merge(report, self.run(core, Work::Send))));
         }
@@ -362,13 +380,25 @@ impl Nic {
     /// One pass, under the lock.
     fn run(&self, core: &mut Core, work: Work) -> Passed {
         let now = self.now();
-        {
-            let mut bells = self.bells.lock();
-            if !bells.is_empty() {
-                core.bells.append(&mut bells);
-            }
+        if self.has_bells.load(Ordering::Acquire) {
+            self.has_bells.store(false, Ordering::Relaxed);
+            core.bells.append(&mut self.bells.lock());
         }
-        let passed = core.pass(now, work);
+        let _inside = match &self.time {
+            Time::Real { progress, .. } if work != Work::Serve => Some(progress.begin_pass()),
+            _ => None,
+        };
+        let mut passed = core.pass(now, work);
+        // An empty pass is short; the time of others matters to whoever asks how long ago the last one was.
+        if passed.progress && matches!(self.time, Time::Real { .. }) {
+            passed.now = self.now();
+        }
+        #[cfg(feature = "unstable-internals")]
+        {
+            let counters = core.engine.counters();
+            self.moved[0].store(counters.get(Counter::SentPkts), Ordering::Relaxed);
+            self.moved[1].store(counters.get(Counter::RcvdPkts), Ordering::Relaxed);
+        }
         if passed.wakers {
             self.wakers.lock().append(&mut core.wakers);
             self.has_wakers.store(true, Ordering::Release);

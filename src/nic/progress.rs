@@ -41,7 +41,7 @@ use std::sync::atomic::AtomicU32 as StaticAtomicU32;
 use std::sync::{Arc, Weak};
 use std::thread::{self, JoinHandle};
 
-use crate::sync::{AtomicU32, AtomicU64, Mutex, Ordering};
+use crate::sync::{AtomicBool, AtomicU32, AtomicU64, Mutex, Ordering};
 use crate::time::{Duration, Instant};
 
 use super::handover::{Handover, Rest, Rounds, WaiterList, Who};
@@ -214,6 +214,8 @@ pub struct Progress {
     handover: Handover<Wake>,
     polls: Beat,
     waits: Beat,
+    /// The application is inside a pass.
+    inside: AtomicBool,
     /// Threads that are looking, inside `wait`.
     looking: AtomicU32,
     config: ProgressConfig,
@@ -230,12 +232,22 @@ impl Progress {
             handover: Handover::new(matches!(config.mode, Mode::Dedicated { .. })),
             polls: Beat::new(),
             waits: Beat::new(),
+            inside: AtomicBool::new(false),
             looking: AtomicU32::new(0),
             config,
             cores: u32::try_from(cores).unwrap_or(u32::MAX),
             counts: std::array::from_fn(|_| AtomicU64::new(0)),
             thread: Mutex::new(None),
         })
+    }
+
+    /// The application begins a pass, under the engine's lock. Until the guard is dropped it does not count as
+    /// absent, however long the pass takes: one that sends much takes longer than
+    /// [`ProgressConfig::fresh`].
+    #[inline]
+    pub fn begin_pass(&self) -> InPass<'_> {
+        self.inside.store(true, Ordering::Relaxed);
+        InPass(&self.inside)
     }
 
     /// The application made a pass, or several in a row: the last one, at `now`, left the engine with the
@@ -411,10 +423,15 @@ impl Progress {
         if matches!(self.config.mode, Mode::Dedicated { .. }) {
             return false;
         }
-        let fresh = self.config.fresh;
         self.looking.load(Ordering::Relaxed) > 0
-            || self.polls.is_steady(now, fresh)
-            || self.waits.is_steady(now, fresh)
+            || self.is_steady(&self.polls, now)
+            || self.is_steady(&self.waits, now)
+    }
+
+    /// Whether the application does it over and over, now as before.
+    fn is_steady(&self, beat: &Beat, now: Instant) -> bool {
+        beat.is_steady()
+            && (self.inside.load(Ordering::Relaxed) || beat.is_fresh(now, self.config.fresh))
     }
 
     /// Sleeps as `rest` says, until `deadline` at most.
@@ -475,11 +492,25 @@ impl Beat {
         self.base.store(self.count.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    fn is_steady(&self, now: Instant, fresh: Duration) -> bool {
+    fn is_steady(&self) -> bool {
         let beats =
             self.count.load(Ordering::Relaxed).wrapping_sub(self.base.load(Ordering::Relaxed));
-        let at = Instant::from_nanos(self.at.load(Ordering::Relaxed));
-        beats >= STEADY && now.saturating_since(at) < fresh
+        beats >= STEADY
+    }
+
+    fn is_fresh(&self, now: Instant, fresh: Duration) -> bool {
+        now.saturating_since(Instant::from_nanos(self.at.load(Ordering::Relaxed))) < fresh
+    }
+}
+
+/// The application is inside a pass. Only the holder of the engine's lock has one.
+#[derive(Debug)]
+pub struct InPass<'a>(&'a AtomicBool);
+
+impl Drop for InPass<'_> {
+    #[inline]
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
     }
 }
 
@@ -554,7 +585,7 @@ impl<D: Drive, F: FnMut() -> bool> Rounds for Waiting<'_, D, F> {
     }
 
     fn lazy(&self) -> bool {
-        self.progress.polls.is_steady(self.drive.now(), self.progress.config.fresh)
+        self.progress.is_steady(&self.progress.polls, self.drive.now())
     }
 
     fn pass(&mut self) -> PassReport {

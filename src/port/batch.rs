@@ -9,6 +9,7 @@
 use std::fmt;
 
 use crate::net::{RxMeta, Transmit};
+use crate::wire::Bth;
 
 /// Datagrams that arrived: some buffers of one size, filled in place.
 ///
@@ -168,7 +169,11 @@ impl fmt::Debug for RxBatch {
 /// ```
 pub struct TxBatch {
     buf: Box<[u8]>,
-    /// Bytes of `buf` given away since it was last empty.
+    /// Where in `buf` the first packet begins.
+    lead: usize,
+    /// Where it ends.
+    end: usize,
+    /// End of the part of `buf` that was given away since it was last empty.
     used: usize,
     entries: Vec<Entry>,
     /// Entries at the front that are gone.
@@ -193,9 +198,17 @@ impl TxBatch {
 
     /// A batch with a staging buffer of `capacity` bytes.
     pub fn new(capacity: usize) -> Self {
+        // Copies out of registered memory are twice as fast to where 16 bytes are aligned. The payload of
+        // most packets lies 12 bytes, a bare BTH, behind their beginning, and full packets of every path
+        // MTU are a multiple of 16 long.
+        const ALIGN: usize = 16;
+        let buf = vec![0; capacity + ALIGN].into_boxed_slice();
+        let lead = (buf.as_ptr().addr() + Bth::LEN).wrapping_neg() % ALIGN;
         Self {
-            buf: vec![0; capacity].into_boxed_slice(),
-            used: 0,
+            buf,
+            lead,
+            end: lead + capacity,
+            used: lead,
             entries: Vec::with_capacity(Self::ENTRIES),
             head: 0,
             live: 0,
@@ -204,8 +217,8 @@ impl TxBatch {
 
     /// Free bytes at the end, for the next [`Transmit`]; none when the batch [is full](TxBatch::is_full).
     pub fn spare(&mut self) -> &mut [u8] {
-        let from = if self.entries.len() == Self::ENTRIES { self.buf.len() } else { self.used };
-        &mut self.buf[from..]
+        let from = if self.entries.len() == Self::ENTRIES { self.end } else { self.used };
+        &mut self.buf[from..self.end]
     }
 
     /// Takes the first `transmit.len` bytes of the [spare](TxBatch::spare) ones into the batch.
@@ -266,7 +279,7 @@ impl TxBatch {
 
     /// Whether no further entry can be taken before the batch has been drained.
     pub fn is_full(&self) -> bool {
-        self.entries.len() == Self::ENTRIES || self.used == self.buf.len()
+        self.entries.len() == Self::ENTRIES || self.used == self.end
     }
 
     /// Drops the entries of `owner`, whose queue pair is gone: they are skipped from now on.
@@ -284,7 +297,7 @@ impl TxBatch {
         if self.live == 0 {
             self.entries.clear();
             self.head = 0;
-            self.used = 0;
+            self.used = self.lead;
         }
     }
 }
@@ -369,6 +382,19 @@ mod tests {
         tx.consume(1);
         assert_eq!((tx.is_empty(), tx.is_full(), tx.spare().len()), (true, false, 100));
         tx.consume(5);
+    }
+
+    #[test]
+    fn payload_behind_a_bare_header_is_aligned() {
+        for capacity in [100, TxBatch::BYTES] {
+            let mut tx = TxBatch::new(capacity);
+            for _ in 0..2 {
+                assert_eq!(tx.spare().len(), capacity);
+                assert!(tx.spare()[Bth::LEN..].as_ptr().addr().is_multiple_of(16));
+                put(&mut tx, 1, 60, 0);
+                tx.consume(1);
+            }
+        }
     }
 
     #[test]

@@ -269,6 +269,14 @@ impl Context {
         Ok(all)
     }
 
+    /// Packets that the device has sent and received so far, without a lock: what a call has moved is the
+    /// difference. For measuring.
+    #[cfg(feature = "unstable-internals")]
+    #[doc(hidden)]
+    pub fn moved(&self) -> (u64, u64) {
+        self.nic().moved()
+    }
+
     /// Whether this device belongs to a backend that runs in this process.
     pub fn backend(&self) -> Backend {
         self.0.device.backend

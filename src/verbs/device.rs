@@ -151,23 +151,36 @@ mod soft {
     #[derive(Clone, Debug, PartialEq, Eq)]
     struct Options {
         gso: GsoPolicy,
+        /// Receive buffer to ask for, in bytes.
+        rcvbuf: Option<usize>,
         pcap: Option<PathBuf>,
+    }
+
+    impl Options {
+        fn apply(&self, config: UdpConfig) -> UdpConfig {
+            UdpConfig { gso: self.gso, rcvbuf: self.rcvbuf.unwrap_or(config.rcvbuf), ..config }
+        }
     }
 
     /// A name and its options: `eth0,gso=on,pcap=a.pcapng`.
     fn parse(spec: &str) -> Result<(String, Options)> {
         let mut parts = split(spec).into_iter();
         let base = parts.next().unwrap_or_default();
-        let mut options = Options { gso: GsoPolicy::Auto, pcap: None };
+        let mut options = Options { gso: GsoPolicy::Auto, rcvbuf: None, pcap: None };
         for option in parts {
+            let bytes = option.strip_prefix("rcvbuf=").and_then(|n| n.parse::<usize>().ok());
             match (option.as_str(), option.strip_prefix("pcap=")) {
                 ("gso=on", _) => options.gso = GsoPolicy::On,
                 ("gso=off", _) => options.gso = GsoPolicy::Off,
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
+                // The kernel takes no more than an int.
+                _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => {
+                    options.rcvbuf = bytes
+                }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto or pcap=FILE"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -214,20 +227,20 @@ mod soft {
         if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
             return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
-        let (base, Options { gso, pcap }) = parse(name)?;
+        let (base, options) = parse(name)?;
         let port = if base == "lo" {
-            UdpPort::open_loopback(UdpConfig { gso, ..UdpConfig::new(Vec::new()) })
+            UdpPort::open_loopback(options.apply(UdpConfig::new(Vec::new())))
         } else if let Some(address) = base.strip_prefix("udp=") {
             let (ip, scope) = parse_address(address)?;
-            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(options.apply(c)))
         } else {
-            UdpConfig::for_interface(&base).and_then(|c| UdpPort::open(UdpConfig { gso, ..c }))
+            UdpConfig::for_interface(&base).and_then(|c| UdpPort::open(options.apply(c)))
         };
         let port = port.map_err(|e| match e {
             OpenError::NoInterface { .. } => super::no_device(name),
             e => refused(verb, &e),
         })?;
-        let port: Box<dyn Port> = match pcap {
+        let port: Box<dyn Port> = match options.pcap {
             Some(file) => tap(port, &file)?,
             None => Box::new(port),
         };
@@ -302,7 +315,10 @@ mod soft {
             assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
             for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b"] {
                 let e = parsed(bad).unwrap_err();
-                assert!(e.contains("wanted gso=on, gso=off, gso=auto or pcap=FILE"), "{e}");
+                assert!(
+                    e.contains("wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"),
+                    "{e}"
+                );
             }
         }
     }

@@ -154,12 +154,12 @@ impl<T: Wire> Wire for Vec<T> {
     }
     fn decode(b: &mut &[u8]) -> Result<Self> {
         let n = u32::decode(b)?;
-        // Nothing is reserved for what a stranger only claims to send. Items of no bytes are none.
+        if n > MAX_LEN {
+            return Err(bad("the peer's list is longer than a message can be"));
+        }
+        // Nothing is reserved for what a stranger only claims to send.
         let mut items = Self::new();
         for _ in 0..n {
-            if b.is_empty() {
-                return Err(bad("the peer's list is shorter than it says"));
-            }
             items.push(T::decode(b)?);
         }
         Ok(items)
@@ -256,6 +256,14 @@ mod tests {
         let (mut a, _b) = std::os::unix::net::UnixStream::pair().unwrap();
         a.set_read_timeout(Some(std::time::Duration::from_millis(1))).unwrap();
         assert_eq!(receive::<()>(&mut a), Err(Error::Timeout));
+    }
+
+    #[test]
+    fn a_claim_of_endless_nothing_is_refused() {
+        let mut claim = &[0xff; 8][..];
+        assert!(Vec::<()>::decode(&mut claim).is_err());
+        let mut three = &[0, 0, 0, 3][..];
+        assert_eq!(Vec::<()>::decode(&mut three).unwrap().len(), 3);
     }
 
     proptest! {

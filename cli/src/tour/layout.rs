@@ -233,11 +233,11 @@ mod tests {
         for row in plan() {
             let l = Layout::new(row);
             for i in 0..row.requests() {
-                for pieces in [l.from(i), l.into(i)] {
+                for pieces in [l.from(i), Layout::into(&l, i)] {
                     assert_eq!(pieces.iter().map(Range::len).sum::<usize>(), row.size, "{row}");
                 }
                 assert!(l.slot(i).end + GAP <= l.slot(i + 1).start, "{row}");
-                assert!(l.into(i).iter().all(|p| p.end <= l.target_len()), "{row}");
+                assert!(Layout::into(&l, i).iter().all(|p| p.end <= l.target_len()), "{row}");
                 assert!(l.from(i).iter().all(|p| p.end <= l.source_len()), "{row}");
             }
             assert_eq!(l.pattern().len(), l.source_len());

@@ -22,7 +22,7 @@ use crate::queue::{Cqe, CqeKind, SendFlags, SendOp, SendWqe};
 use crate::wire::num::Psn;
 use crate::wire::opcode::{Operation, Position};
 use crate::wire::packet::Packet;
-use crate::wire::{NakCode, Syndrome, aeth};
+use crate::wire::{NakCode, Syndrome};
 
 /// Whether an acknowledgement reached its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -652,13 +652,14 @@ fn a_beat_is_steady_after_some_and_for_a_while() {
     beat.count.store(u32::MAX - 3, Ordering::Relaxed);
     beat.reset();
     for _ in 0..STEADY {
-        assert!(!beat.is_steady(at(1_000), fresh));
+        assert!(!beat.is_steady());
         beat.beat(at(1_000));
     }
-    assert!(beat.is_steady(at(50_999), fresh));
-    assert!(!beat.is_steady(at(51_000), fresh));
+    assert!(beat.is_steady());
+    assert!(beat.is_fresh(at(50_999), fresh));
+    assert!(!beat.is_fresh(at(51_000), fresh));
     beat.reset();
-    assert!(!beat.is_steady(at(1_000), fresh));
+    assert!(!beat.is_steady());
 }
 
 /// Everything at once: each of several threads polls, waits, posts and hands over by turns, a peer sends,

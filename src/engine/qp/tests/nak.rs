@@ -485,6 +485,6 @@ fn a_fatal_nak_leaves_behind_the_answers_that_precede_it() {
         "ACK 002004 syn=62 msn=2",
     ]);
     assert_eq!(s.state(), QpState::Err);
-    assert_eq!(s.events(), [AsyncEvent::QpAccessErr { qpn: s.qpn() }]);
+    assert_eq!(s.events(), [QpAccessErr { qpn: s.qpn() }]);
     assert_eq!(s.counter(C::DropState), 1, "what came behind it");
 }

@@ -1,0 +1,888 @@
+//! `softroce perf ratios`: the engine against bare sockets, in one run.
+//!
+//! How fast a machine is changes by the minute, so no figure here stands alone: what is judged is the ratio
+//! of the engine to a loop that does the least an engine could do ([`raw`](crate::raw)), taken in the same
+//! minute by the same two processes on the same two processors.
+//!
+//! Both contenders of a row take turns. A *pair* is a run of the one and, right after it, a run of the other;
+//! it gives one ratio. Of at least nine pairs the median counts, and more pairs are made while the quartiles
+//! are too far apart. A pair in which a process had to wait for its processor is thrown away.
+//!
+//! *The metric* of a stream is the time per data packet that a side spends inside calls, at the side that
+//! spends more, as the median over groups of packets. Of the baseline that is building and sending, or
+//! receiving, checking and copying; of the engine it is every `post_send` and every `poll` that moved
+//! something, and so ACKs, completions and locks too. Calls that found nothing to do are waiting, and left
+//! out. The metric of a ping-pong is half of a round trip.
+
+use std::fs;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpListener};
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
+use serde::{Deserialize, Serialize};
+use softroce::verbs::{
+    Access, CompChannel, CompletionQueue, Context, Error, MemoryRegion, Mtu, QpEndpoint, QpType,
+    QueuePair, RecvWr, RemoteMr, SendWr, WcOpcode, WorkCompletion,
+};
+
+use super::control::{Control, Go, Offer, PATIENCE};
+use super::report::print;
+use super::side::open;
+use super::{Failure, Result, now};
+use crate::raw::{RawPing, RawPong, RawRx, RawTx, Record, Sample, Shape};
+
+/// Length of a run.
+const RUN: Duration = Duration::from_millis(100);
+/// Pairs of a row, at most, and how long they may take.
+const MOST_PAIRS: usize = 80;
+const LONGEST_ROW: Duration = Duration::from_secs(90);
+/// Quartiles further apart than this part of the median ask for more pairs.
+const SPREAD: f64 = 0.15;
+/// A process that waited for its processor for more than this part of a run was disturbed.
+const DISTURBED: f64 = 0.1;
+/// How often a run looks at whether to go on.
+const LOOK: Duration = Duration::from_millis(1);
+/// Messages posted and not complete.
+const DEPTH: usize = 128;
+/// With every how many small messages a completion is asked for.
+const SIGNAL_EVERY: u64 = 16;
+/// Any port of this machine.
+const ANY: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
+
+/// Compare the engine with what the same sockets do without it
+///
+/// Prints the engine's figure divided by the baseline's: goodput in most rows (1 is as fast as bare sockets,
+/// more is better), time in the rows whose name begins with lat (less is better). docs/performance.md says
+/// what is measured and how.
+#[derive(Debug, clap::Args)]
+pub(super) struct Args {
+    /// Rows to measure
+    #[arg(long, value_enum, value_delimiter = ',', default_values_t = Row::ALL)]
+    rows: Vec<Row>,
+    /// Pairs of runs of each row, at least
+    #[arg(long, default_value_t = 9, value_parser = clap::value_parser!(u32).range(3..=80))]
+    pairs: u32,
+    /// Print one JSON object instead of text
+    #[arg(long)]
+    json: bool,
+    /// Be the other process of the one that listens there
+    #[arg(long, hide = true, value_name = "ADDRESS")]
+    peer: Option<SocketAddr>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Row {
+    /// WRITE of 1 MiB at a path MTU of 4096 against segmented sends of 15 packets
+    #[value(name = "write_1m_4096")]
+    Write1m4096,
+    /// WRITE of 64 KiB: the first packet of a message is longer and goes alone, in the baseline too
+    #[value(name = "write_64k_4096")]
+    Write64k4096,
+    /// WRITE of 1 MiB at a path MTU of 1024 against segmented sends of 62 packets
+    #[value(name = "write_1m_1024")]
+    Write1m1024,
+    /// READ of 1 MiB against WRITE of 1 MiB, both by the engine
+    #[value(name = "read_over_write")]
+    ReadOverWrite,
+    /// Ping-pong of 64 bytes, both sides looking all the time
+    #[value(name = "lat_spin")]
+    LatSpin,
+    /// Ping-pong of 64 bytes, both sides asleep until the other's message comes
+    #[value(name = "lat_block")]
+    LatBlock,
+    /// SEND of 64 bytes, 64 posted at once, against segmented sends of 64 packets
+    #[value(name = "send64_batched")]
+    Send64Batched,
+    /// SEND of 64 bytes, each posted by itself, against single sends
+    #[value(name = "send64_single")]
+    Send64Single,
+}
+
+impl Row {
+    const ALL: [Self; 8] = [
+        Self::Write1m4096,
+        Self::Write64k4096,
+        Self::Write1m1024,
+        Self::ReadOverWrite,
+        Self::LatSpin,
+        Self::LatBlock,
+        Self::Send64Batched,
+        Self::Send64Single,
+    ];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Write1m4096 => "write_1m_4096",
+            Self::Write64k4096 => "write_64k_4096",
+            Self::Write1m1024 => "write_1m_1024",
+            Self::ReadOverWrite => "read_over_write",
+            Self::LatSpin => "lat_spin",
+            Self::LatBlock => "lat_block",
+            Self::Send64Batched => "send64_batched",
+            Self::Send64Single => "send64_single",
+        }
+    }
+
+    /// The baseline, and what is judged by it.
+    fn contenders(self) -> [Contender; 2] {
+        let write = |size, mtu, shape: Shape| {
+            let stream = Stream { op: Op::Write, size, mtu, list: 1, group: shape.packets() };
+            [Contender::RawStream(shape), Contender::Stream(stream)]
+        };
+        let send = |list, shape: Shape| {
+            let stream = Stream { op: Op::Send, size: 64, mtu: 4096, list, group: shape.packets() };
+            [Contender::RawStream(shape), Contender::Stream(stream)]
+        };
+        match self {
+            Self::Write1m4096 => write(1 << 20, 4096, Shape::R1),
+            Self::Write64k4096 => write(1 << 16, 4096, Shape::R1B),
+            Self::Write1m1024 => write(1 << 20, 1024, Shape::R2),
+            Self::ReadOverWrite => [Op::Write, Op::Read].map(|op| {
+                Contender::Stream(Stream { op, size: 1 << 20, mtu: 4096, list: 1, group: 15 })
+            }),
+            Self::LatSpin => {
+                [Contender::RawPing { blocking: false }, Contender::Ping { blocking: false }]
+            }
+            Self::LatBlock => {
+                [Contender::RawPing { blocking: true }, Contender::Ping { blocking: true }]
+            }
+            Self::Send64Batched => send(64, Shape::R3),
+            Self::Send64Single => send(1, Shape::R3_SINGLE),
+        }
+    }
+
+    const fn is_latency(self) -> bool {
+        matches!(self, Self::LatSpin | Self::LatBlock)
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+enum Op {
+    Write,
+    Read,
+    Send,
+}
+
+/// A stream of messages through the engine.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Stream {
+    op: Op,
+    size: u32,
+    mtu: usize,
+    /// Messages posted at once.
+    list: usize,
+    /// Packets that make one entry of the record.
+    group: u64,
+}
+
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Contender {
+    RawStream(Shape),
+    RawPing { blocking: bool },
+    Stream(Stream),
+    Ping { blocking: bool },
+}
+
+/// What the leading process asks of the other one.
+#[derive(Debug, Serialize, Deserialize)]
+enum Order {
+    /// Forget the contenders of the last row.
+    NewRow,
+    /// Make the other end of this one, and say where it is.
+    Open(Contender),
+    /// Run it (the first is number 0), until the next order.
+    Run(usize),
+    /// Stop, and say what you have measured.
+    Stop,
+    /// Good bye.
+    Bye,
+}
+
+/// What a process measured in a run.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Outcome {
+    /// No median where nothing was measured.
+    ns_per_packet: Option<f64>,
+    packets: u64,
+    wall_ns: u64,
+    /// Time that the process was ready to run and had no processor.
+    delay_ns: u64,
+}
+
+impl Outcome {
+    fn new(sample: &Sample, delay_ns: u64) -> Result<Self> {
+        if sample.bad > 0 {
+            return Err(Failure::run(format_args!("{} packets arrived damaged", sample.bad)));
+        }
+        let ns = sample.busy_ns_per_packet_median;
+        Ok(Self {
+            ns_per_packet: ns.is_finite().then_some(ns),
+            packets: sample.packets,
+            wall_ns: sample.wall_ns,
+            delay_ns,
+        })
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "of nanoseconds below a day")]
+    fn is_disturbed(&self) -> bool {
+        self.delay_ns as f64 > DISTURBED * self.wall_ns as f64
+    }
+}
+
+/// One end of a contender.
+trait Player {
+    /// Plays while `go_on` says so.
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample>;
+}
+
+/// Measures, on whichever side.
+pub(super) fn run(args: &Args) -> Result<()> {
+    if let Some(address) = args.peer {
+        pin(Cpu::Last)?;
+        return follow(&mut Control::dial(address)?);
+    }
+    let listener = TcpListener::bind(ANY)?;
+    let mut other = Other::start(listener.local_addr()?)?;
+    // After that, for the other process inherits where this one may run.
+    pin(Cpu::First)?;
+    let mut control = Control::accept(&listener, PATIENCE, || other.is_well())?;
+    let ctx = open(Some("soft:lo"))?;
+    let mut results = Vec::new();
+    if !args.json {
+        print(
+            "row              ratio  [  q1 ..   q3]   wall   base ns  engine ns  pairs  thrown away\n",
+        )?;
+    }
+    for &row in &args.rows {
+        let result = measure(row, args.pairs as usize, &ctx, &mut control)?;
+        if !args.json {
+            print(&result.line())?;
+        }
+        results.push(result);
+    }
+    control.send(&Order::Bye)?;
+    if args.json {
+        let mut line = serde_json::to_string(&Results { rows: results }).map_err(Failure::run)?;
+        line.push('\n');
+        print(&line)?;
+    }
+    Ok(())
+}
+
+/// The other process, which ends with this value.
+struct Other(Child);
+
+impl Other {
+    fn start(at: SocketAddr) -> Result<Self> {
+        let mut command = Command::new(std::env::current_exe()?);
+        command.args(["perf", "ratios", "--peer", &at.to_string()]);
+        Ok(Self(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn()?))
+    }
+
+    fn is_well(&mut self) -> Result<()> {
+        match self.0.try_wait()? {
+            None => Ok(()),
+            Some(status) => Err(Failure::run(format_args!("the other process ended: {status}"))),
+        }
+    }
+}
+
+impl Drop for Other {
+    fn drop(&mut self) {
+        // Where it has ended already there is nothing to kill.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+enum Cpu {
+    First,
+    Last,
+}
+
+/// Keeps this process, and the threads that it will start, on one processor.
+fn pin(which: Cpu) -> Result<()> {
+    let this = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this).map_err(std::io::Error::from)?;
+    let mut cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false));
+    let cpu = match which {
+        Cpu::First => cpus.next(),
+        Cpu::Last => cpus.last(),
+    };
+    let Some(cpu) = cpu else { return Ok(()) };
+    let mut one = CpuSet::new();
+    one.set(cpu).map_err(std::io::Error::from)?;
+    sched_setaffinity(this, &one).map_err(std::io::Error::from)?;
+    Ok(())
+}
+
+/// How long this thread has waited for a processor so far: the second number of `schedstat`. 0 where the
+/// kernel does not say.
+fn run_delay() -> u64 {
+    let text = fs::read_to_string("/proc/thread-self/schedstat").unwrap_or_default();
+    text.split_whitespace().nth(1).and_then(|n| n.parse().ok()).unwrap_or(0)
+}
+
+/// What came out of a row.
+#[derive(Debug, Serialize)]
+struct RowResult {
+    name: &'static str,
+    /// The engine's figure divided by the baseline's.
+    ratio: f64,
+    q1: f64,
+    q3: f64,
+    /// The same of the time on the clock, waiting and all.
+    wall: f64,
+    /// Nanoseconds per packet, or of half a round trip.
+    base_ns: f64,
+    engine_ns: f64,
+    pairs: usize,
+    /// Pairs thrown away because a process had to wait for its processor.
+    thrown_away: usize,
+    /// The machine was too busy for undisturbed pairs: these are disturbed ones.
+    disturbed: bool,
+}
+
+#[derive(Debug, Serialize)]
+struct Results {
+    rows: Vec<RowResult>,
+}
+
+impl RowResult {
+    fn line(&self) -> String {
+        let note = if self.disturbed { "  (disturbed: the machine is busy)" } else { "" };
+        format!(
+            "{:<15} {:>6.3}  [{:.3} .. {:.3}]  {:>5.2}  {:>8.0}  {:>9.0}  {:>5}  {:>11}{note}\n",
+            self.name,
+            self.ratio,
+            self.q1,
+            self.q3,
+            self.wall,
+            self.base_ns,
+            self.engine_ns,
+            self.pairs,
+            self.thrown_away
+        )
+    }
+}
+
+/// A run of each contender: its figure in nanoseconds per packet, by work and by the clock.
+#[derive(Clone, Copy, Debug)]
+struct Pair {
+    busy: [f64; 2],
+    wall: [f64; 2],
+}
+
+/// Leads through a row.
+fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Result<RowResult> {
+    control.send(&Order::NewRow)?;
+    let mut players = Vec::new();
+    for contender in row.contenders() {
+        control.send(&Order::Open(contender))?;
+        players.push(contender.open(ctx, control)?);
+    }
+    let until = now() + LONGEST_ROW;
+    // Windows open, caches fill, tables grow.
+    for (which, player) in players.iter_mut().enumerate() {
+        lead(which, player.as_mut(), row, control)?;
+    }
+    let (mut calm, mut disturbed) = (Vec::new(), Vec::new());
+    while calm.len() + disturbed.len() < MOST_PAIRS && now() < until {
+        let mut pair = Pair { busy: [0.0; 2], wall: [0.0; 2] };
+        let mut is_disturbed = false;
+        for (which, player) in players.iter_mut().enumerate() {
+            let figure = lead(which, player.as_mut(), row, control)?;
+            is_disturbed |= figure.disturbed;
+            (pair.busy[which], pair.wall[which]) = (figure.busy, figure.wall);
+        }
+        if is_disturbed {
+            disturbed.push(pair)
+        } else {
+            calm.push(pair)
+        }
+        if calm.len() >= pairs && Spread::of(row, &calm).is_narrow() {
+            break;
+        }
+    }
+    let is_disturbed = calm.len() < pairs;
+    let (used, thrown_away) = if is_disturbed {
+        calm.extend(disturbed);
+        (calm, 0)
+    } else {
+        (calm, disturbed.len())
+    };
+    let spread = Spread::of(row, &used);
+    let median = |figure: &dyn Fn(&Pair) -> f64| quantile(used.iter().map(figure), 0.5);
+    Ok(RowResult {
+        name: row.name(),
+        ratio: spread.median,
+        q1: spread.q1,
+        q3: spread.q3,
+        wall: median(&|p| ratio(row, p.wall)),
+        base_ns: median(&|p| p.busy[0]),
+        engine_ns: median(&|p| p.busy[1]),
+        pairs: used.len(),
+        thrown_away,
+        disturbed: is_disturbed,
+    })
+}
+
+/// The engine's time in terms of the baseline's; of goodput it is the other way round.
+fn ratio(row: Row, [base, engine]: [f64; 2]) -> f64 {
+    if row.is_latency() { engine / base } else { base / engine }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Spread {
+    q1: f64,
+    median: f64,
+    q3: f64,
+}
+
+impl Spread {
+    fn of(row: Row, pairs: &[Pair]) -> Self {
+        let at = |q| quantile(pairs.iter().map(|p| ratio(row, p.busy)), q);
+        Self { q1: at(0.25), median: at(0.5), q3: at(0.75) }
+    }
+
+    fn is_narrow(&self) -> bool {
+        self.q3 - self.q1 <= SPREAD * self.median
+    }
+}
+
+/// Between the two nearest values where it falls between them; not a number of none.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "positions in a short list"
+)]
+fn quantile(values: impl Iterator<Item = f64>, q: f64) -> f64 {
+    let mut sorted: Vec<f64> = values.collect();
+    sorted.sort_by(f64::total_cmp);
+    let Some(last) = sorted.len().checked_sub(1) else { return f64::NAN };
+    let at = q * last as f64;
+    let (low, high) = (at.floor() as usize, at.ceil() as usize);
+    sorted[low] + (sorted[high] - sorted[low]) * (at - at.floor())
+}
+
+/// One run's figure.
+#[derive(Clone, Copy, Debug)]
+struct Figure {
+    busy: f64,
+    wall: f64,
+    disturbed: bool,
+}
+
+/// One run of one contender, both sides.
+fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) -> Result<Figure> {
+    control.send(&Order::Run(which))?;
+    let Go {} = control.receive(PATIENCE)?;
+    let before = run_delay();
+    let end = now() + RUN;
+    let sample = player.run(&mut || now() < end)?;
+    let mine = Outcome::new(&sample, run_delay() - before)?;
+    control.send(&Order::Stop)?;
+    let theirs: Outcome = control.receive(PATIENCE)?;
+    // The busier side decides. In a ping-pong there is one figure, the leader's.
+    if std::env::var("DBG").is_ok() {
+        eprintln!("{which} {:?} {:?}", mine, theirs);
+    }
+    let both = [mine.ns_per_packet, theirs.ns_per_packet.filter(|_| !row.is_latency())];
+    let busy = both.into_iter().flatten().fold(f64::NAN, f64::max);
+    if busy.is_nan() {
+        return Err(Failure::run(format_args!("{}: nothing was measured in a run", row.name())));
+    }
+    #[expect(clippy::cast_precision_loss, reason = "of nanoseconds below a day")]
+    let wall = mine.wall_ns as f64 / mine.packets.max(1) as f64;
+    Ok(Figure { busy, wall, disturbed: mine.is_disturbed() || theirs.is_disturbed() })
+}
+
+/// The other process: does as it is told.
+fn follow(control: &mut Control) -> Result<()> {
+    let ctx = open(Some("soft:lo"))?;
+    let mut players: Vec<Box<dyn Player>> = Vec::new();
+    loop {
+        match control.receive(PATIENCE)? {
+            Order::NewRow => players.clear(),
+            Order::Open(contender) => players.push(contender.open_other(&ctx, control)?),
+            Order::Run(which) => {
+                let Some(player) = players.get_mut(which) else {
+                    return Err(Failure::run("asked to run what was not opened"));
+                };
+                control.send(&Go {})?;
+                let before = run_delay();
+                let mut next = now() + LOOK;
+                let sample = player.run(&mut || {
+                    if now() < next {
+                        return true;
+                    }
+                    next = now() + LOOK;
+                    matches!(control.is_ready(), Ok(false))
+                })?;
+                let outcome = Outcome::new(&sample, run_delay() - before)?;
+                let Order::Stop = control.receive(PATIENCE)? else {
+                    return Err(Failure::run("a run was not stopped"));
+                };
+                control.send(&outcome)?;
+            }
+            Order::Stop => return Err(Failure::run("stopped what did not run")),
+            Order::Bye => return Ok(()),
+        }
+    }
+}
+
+impl Contender {
+    /// The leading end, which sends (or asks).
+    fn open(self, ctx: &Context, control: &mut Control) -> Result<Box<dyn Player>> {
+        Ok(match self {
+            Self::RawStream(shape) => {
+                let to: SocketAddr = control.receive(PATIENCE)?;
+                Box::new(RawTx::open(ANY, to, shape)?)
+            }
+            Self::RawPing { blocking } => {
+                let to: SocketAddr = control.receive(PATIENCE)?;
+                Box::new(RawPing::open(ANY, to, blocking)?)
+            }
+            Self::Stream(stream) => {
+                let mut objects = Objects::new(ctx, stream.size, false)?;
+                objects.connect(stream.mtu, control)?;
+                Box::new(Sender { objects, stream, posted: 0, completed: 0 })
+            }
+            Self::Ping { blocking } => {
+                let mut objects = Objects::new(ctx, 64, blocking)?;
+                objects.connect(4096, control)?;
+                Box::new(EnginePing { objects, first: true, posted: 0, completed: 0 })
+            }
+        })
+    }
+
+    /// The other end.
+    fn open_other(self, ctx: &Context, control: &mut Control) -> Result<Box<dyn Player>> {
+        Ok(match self {
+            Self::RawStream(shape) => {
+                let rx = RawRx::open(ANY, shape)?;
+                control.send(&rx.local_addr()?)?;
+                Box::new(rx)
+            }
+            Self::RawPing { blocking } => {
+                let pong = RawPong::open(ANY, blocking)?;
+                control.send(&pong.local_addr()?)?;
+                Box::new(pong)
+            }
+            Self::Stream(stream) => {
+                let mut objects = Objects::new(ctx, stream.size, false)?;
+                objects.connect(stream.mtu, control)?;
+                Box::new(Receiver { objects, stream })
+            }
+            Self::Ping { blocking } => {
+                let mut objects = Objects::new(ctx, 64, blocking)?;
+                objects.connect(4096, control)?;
+                Box::new(EnginePing { objects, first: false, posted: 0, completed: 0 })
+            }
+        })
+    }
+}
+
+impl Player for RawTx {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        Ok(self.run_for(|_| go_on())?)
+    }
+}
+
+impl Player for RawRx {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        Ok(self.run_for(|_| go_on())?)
+    }
+}
+
+impl Player for RawPing {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        Ok(self.run_for(|_| go_on())?)
+    }
+}
+
+impl Player for RawPong {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        Ok(self.run_for(|_| go_on())?)
+    }
+}
+
+/// What an end of the engine's contenders has.
+struct Objects {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    mr: MemoryRegion,
+    channel: Option<CompChannel>,
+    peer: RemoteMr,
+    ctx: Context,
+    wcs: [WorkCompletion; 64],
+}
+
+impl Objects {
+    const RECEIVES: usize = 512;
+
+    fn new(ctx: &Context, size: u32, events: bool) -> Result<Self> {
+        let pd = ctx.alloc_pd()?;
+        let channel = events.then(|| ctx.create_comp_channel()).transpose()?;
+        let (sends, receives) = (DEPTH as u32, Self::RECEIVES as u32);
+        let builder = ctx.cq_builder(sends + receives);
+        let cq = match &channel {
+            Some(channel) => builder.channel(channel).build()?,
+            None => builder.build()?,
+        };
+        let mr = pd.alloc_mr(size as usize, Access::REMOTE)?;
+        let qp = pd.create_qp(QpType::Rc, &cq).depth(sends, receives).build()?;
+        let peer = RemoteMr { addr: 0, len: 0, rkey: 0 };
+        let wcs = [WorkCompletion::default(); 64];
+        Ok(Self { qp, cq, mr, channel, peer, ctx: ctx.clone(), wcs })
+    }
+
+    fn connect(&mut self, mtu: usize, control: &mut Control) -> Result<()> {
+        let RemoteMr { addr, len, rkey } = self.mr.remote();
+        let endpoints = vec![self.qp.endpoint().to_string()];
+        control.send(&Offer { endpoints, addr, len, rkey })?;
+        let theirs: Offer = control.receive(PATIENCE)?;
+        let [endpoint] = &theirs.endpoints[..] else {
+            return Err(Failure::run("not one queue pair"));
+        };
+        let mut peer: QpEndpoint = endpoint.parse()?;
+        peer.mtu = Mtu::from_bytes(mtu).unwrap_or(peer.mtu).min(peer.mtu);
+        self.qp.connect(&peer)?;
+        self.peer = RemoteMr { addr: theirs.addr, len: theirs.len, rkey: theirs.rkey };
+        self.post_receives(Self::RECEIVES)?;
+        control.send(&Go {})?;
+        let Go {} = control.receive(PATIENCE)?;
+        Ok(())
+    }
+
+    fn post_receives(&self, n: usize) -> Result<()> {
+        let sge = self.mr.sge(..);
+        Ok(self.qp.post_recv((0..n as u64).map(|id| RecvWr::new(id, sge)))?)
+    }
+
+    /// Looks once. Counts receives, and notes the last send that is complete.
+    fn poll(&mut self, completed: &mut u64) -> Result<(usize, usize)> {
+        let n = self.cq.poll(&mut self.wcs)?;
+        let mut receives = 0;
+        for wc in &self.wcs[..n] {
+            wc.ok()?;
+            if wc.opcode == WcOpcode::Recv {
+                receives += 1;
+            } else {
+                *completed = wc.wr_id;
+            }
+        }
+        Ok((n, receives))
+    }
+
+    /// Sleeps until something completes; not for long.
+    fn sleep(&self) -> Result<()> {
+        let Some(channel) = &self.channel else { return Ok(()) };
+        match channel.wait(LOOK) {
+            Ok(_) | Err(Error::Timeout) => Ok(()),
+            Err(e) => Err(e.into()),
+        }
+    }
+}
+
+/// The end of a stream that posts: it sends the data, or asks for it.
+struct Sender {
+    objects: Objects,
+    stream: Stream,
+    posted: u64,
+    completed: u64,
+}
+
+impl Sender {
+    fn post(&mut self) -> Result<()> {
+        let Stream { op, list, .. } = self.stream;
+        let Objects { qp, mr, peer, .. } = &self.objects;
+        let (first, here, there) = (self.posted, mr.sge(..), peer.at(0));
+        qp.post_send((1..=list as u64).map(|i| {
+            let n = first + i;
+            let wr = match op {
+                Op::Write => SendWr::write(n, here, there),
+                Op::Read => SendWr::read(n, here, there),
+                Op::Send => SendWr::send(n, here),
+            };
+            if op != Op::Send || n.is_multiple_of(SIGNAL_EVERY) { wr } else { wr.unsignaled() }
+        }))?;
+        self.posted += list as u64;
+        Ok(())
+    }
+}
+
+impl Player for Sender {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        let data = |ctx: &Context, op| {
+            let (sent, received) = ctx.moved();
+            if op == Op::Read { received } else { sent }
+        };
+        let op = self.stream.op;
+        let mut record = Record::new(self.stream.group);
+        let mut before = self.objects.ctx.moved();
+        let mut packets = data(&self.objects.ctx, op);
+        while go_on() {
+            let since = now();
+            let under_way = (self.posted - self.completed) as usize;
+            let worked = if under_way + self.stream.list <= DEPTH {
+                self.post()?;
+                true
+            } else {
+                self.objects.poll(&mut self.completed)?.0 > 0
+            };
+            let after = self.objects.ctx.moved();
+            if worked || after != before {
+                let (was, is) = (packets, data(&self.objects.ctx, op));
+                record.step(since, is - was, false);
+                (before, packets) = (after, is);
+            }
+        }
+        let sample = record.finish();
+        // The next run of the other contender is to find the line empty.
+        let until = now() + PATIENCE;
+        while self.posted - self.completed >= SIGNAL_EVERY
+            || op != Op::Send && self.posted > self.completed
+        {
+            self.objects.poll(&mut self.completed)?;
+            if now() > until {
+                return Err(Failure::run("the other process does not answer"));
+            }
+        }
+        Ok(sample)
+    }
+}
+
+/// The end of a stream whose device answers, or that receives SENDs.
+struct Receiver {
+    objects: Objects,
+    stream: Stream,
+}
+
+impl Player for Receiver {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        let op = self.stream.op;
+        let data = |(sent, received): (u64, u64)| if op == Op::Read { sent } else { received };
+        let mut record = Record::new(self.stream.group);
+        let mut before = self.objects.ctx.moved();
+        while go_on() {
+            let since = now();
+            let (n, receives) = self.objects.poll(&mut 0)?;
+            if receives > 0 {
+                self.objects.post_receives(receives)?;
+            }
+            let after = self.objects.ctx.moved();
+            if n > 0 || after != before {
+                record.step(since, data(after) - data(before), false);
+                before = after;
+            }
+        }
+        Ok(record.finish())
+    }
+}
+
+/// An end of a ping-pong of SENDs.
+struct EnginePing {
+    objects: Objects,
+    first: bool,
+    posted: u64,
+    completed: u64,
+}
+
+impl EnginePing {
+    fn play(&mut self) -> Result<()> {
+        self.posted += 1;
+        let wr = SendWr::send(self.posted, self.objects.mr.sge(..));
+        let signaled = self.posted.is_multiple_of(SIGNAL_EVERY);
+        Ok(self.objects.qp.post_send(if signaled { wr } else { wr.unsignaled() })?)
+    }
+
+    /// Waits for a message, and posts another receive for it. `false`: it is over.
+    fn hear(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<bool> {
+        loop {
+            if self.objects.channel.is_some() {
+                self.objects.cq.arm(false)?;
+            }
+            for _ in 0..if self.objects.channel.is_some() { 1 } else { 64 } {
+                let (_, receives) = self.objects.poll(&mut self.completed)?;
+                if receives > 0 {
+                    self.objects.post_receives(receives)?;
+                    return Ok(true);
+                }
+            }
+            if !go_on() {
+                return Ok(false);
+            }
+            self.objects.sleep()?;
+        }
+    }
+}
+
+impl Player for EnginePing {
+    fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
+        let mut record = Record::new(2);
+        let until = now() + PATIENCE;
+        let mut since = now();
+        if self.first {
+            while go_on() {
+                self.play()?;
+                // A round that was begun is finished, so that the next run begins with a clean table.
+                if !self.hear(&mut || now() < until)? {
+                    return Err(Failure::run("the other process does not answer"));
+                }
+                record.step(since, 2, false);
+                since = now();
+            }
+        } else {
+            while self.hear(go_on)? {
+                self.play()?;
+                record.step(since, 1, false);
+                since = now();
+            }
+        }
+        Ok(record.finish())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantiles() {
+        let of = |q| quantile([4.0, 1.0, 3.0, 2.0].into_iter(), q);
+        assert_eq!(
+            [of(0.0), of(0.5), of(1.0)].map(f64::to_bits),
+            [1.0, 2.5, 4.0].map(f64::to_bits)
+        );
+        assert!((of(0.25) - 1.75).abs() < 1e-12);
+        assert!(quantile(std::iter::empty(), 0.5).is_nan());
+    }
+
+    #[test]
+    fn ratios_say_goodput_or_time() {
+        // The engine takes 20 ns where the baseline takes 10.
+        let busy = [10.0, 20.0];
+        assert!((ratio(Row::Write1m4096, busy) - 0.5).abs() < 1e-12);
+        assert!((ratio(Row::LatSpin, busy) - 2.0).abs() < 1e-12);
+        let pairs = [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], wall: [1.0; 2] });
+        let spread = Spread::of(Row::LatSpin, &pairs);
+        assert!((spread.median - 1.1).abs() < 1e-12);
+        assert!(spread.is_narrow());
+        assert!(!Spread { q1: 1.0, median: 1.0, q3: 1.2 }.is_narrow());
+    }
+
+    #[test]
+    fn every_row_has_a_name_of_its_own() {
+        use clap::ValueEnum;
+        for row in Row::ALL {
+            let value = row.to_possible_value().unwrap();
+            assert_eq!(value.get_name(), row.name());
+            assert_eq!(Row::from_str(row.name(), false), Ok(row));
+        }
+        assert_eq!(Row::value_variants(), Row::ALL);
+    }
+}
