@@ -1,4 +1,5 @@
 //! Lists devices, opens one: by name if given, else as SOFTROCE_DEVICE says.
+#![expect(clippy::print_stdout, reason = "a program that says what it did")]
 use softroce::prelude::*;
 
 fn main() -> Result<()> {

@@ -1,4 +1,5 @@
 //! A transfer over a bad network: the same every run, and finished before you look up.
+#![expect(clippy::print_stdout, reason = "a program that says what it did")]
 use softroce::prelude::*;
 use softroce::sim::{Link, Sim};
 

@@ -1,4 +1,5 @@
 //! The state machine by hand, for those who want every attribute.
+#![expect(clippy::print_stdout, reason = "a program that says what it did")]
 use softroce::prelude::*;
 
 fn bring_up(qp: &QueuePair, peer: &QpEndpoint) -> Result<()> {

@@ -157,7 +157,7 @@ mod udp {
         match (next(), next()) {
             (Some(a), Some(b)) => Some([a.unwrap(), b.unwrap()]),
             _ => {
-                crate::skip::skip("UDP port 4791 is taken at all addresses");
+                skip::skip("UDP port 4791 is taken at all addresses");
                 None
             }
         }

@@ -1,6 +1,7 @@
 //! A bad network: every kind of recovery happens, and none of it shows. The same seed gives the same run, in
 //! another process and in another build.
 
+#![expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 #[path = "common/process.rs"]

@@ -129,12 +129,12 @@ fn is_listening() -> bool {
 fn two_processes(mut server: Command) {
     let mut server = Running::start(&mut server);
     while !is_listening() {
-        assert!(!server.is_over(), "{}", server.finish().stderr);
+        assert!(server.child.try_wait().unwrap().is_none(), "{}", server.finish().stderr);
         thread::yield_now();
     }
     let mut client = example("rc_pingpong").unwrap();
     let client = Running::start(client.arg("127.0.0.1"));
-    assert_ne!(client.id(), server.id());
+    assert_ne!(client.child.id(), server.child.id());
     assert_eq!(client.finish().ok(), "1000 round trips with the server\n");
     assert_eq!(server.finish().ok(), "1000 round trips with a client\n");
 }

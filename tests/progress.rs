@@ -51,7 +51,11 @@ fn start(name: &str) -> (Running, TcpStream) {
         if poll(&mut fds, PollTimeout::from(100_u16)).unwrap() == 1 {
             return (second, bounded(listener.accept().unwrap().0));
         }
-        assert!(!second.is_over(), "the second process ended: {}", second.finish().stderr);
+        assert!(
+            second.child.try_wait().unwrap().is_none(),
+            "the second process ended: {}",
+            second.finish().stderr
+        );
     }
     panic!("the second process does not come");
 }

@@ -81,6 +81,7 @@ fn a_use_of_a_higher_layer_is_found() {
     assert_eq!(found("src/fabric/port.rs", "use crate::port::Port;"), []);
     assert_eq!(found("src/verbs/qp.rs", "use crate::engine::qp::responder::Responder;"), [1]);
     assert_eq!(found("src/verbs/qp.rs", "use crate::engine::qp::attr::QpState;"), []);
+    assert_eq!(found("src/capture/reader.rs", "use crate::port::Port;"), [1]);
     assert_eq!(found("src/nic/mod.rs", "use crate::verbs::Context;"), [1]);
     assert_eq!(found("src/newcomer.rs", ""), [1], "no row in the table");
     assert_eq!(found("src/lib.rs", "use crate::anything;"), []);
@@ -238,6 +239,18 @@ fn the_unfinished_is_found() {
     assert_eq!(found("let a = \"TODO\"; // METHODOLOGY\nlet todo = !(true);"), []);
     assert_eq!(found("#[test]\n#[ignore]\nfn a() {}"), [2]);
     assert_eq!(found("#[test]\n#[ignore = \"takes an hour\"]\nfn a() {}"), []);
+}
+
+#[test]
+fn tests_skip_in_one_way() {
+    obeyed(text::own_skips, &[]);
+}
+
+#[test]
+fn an_own_way_to_skip_is_found() {
+    let text = "// \"skipped: \nprintln!(\"skipped: no ::1\");\nvar_os(\"SOFTROCE_NO_SKIP\");";
+    assert_eq!(found(text::own_skips, "tests/a.rs", text), [1, 2, 3]);
+    assert_eq!(found(text::own_skips, "tests/common/skip.rs", text), []);
 }
 
 #[test]

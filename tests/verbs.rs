@@ -6,6 +6,8 @@
 //! that can take. A testbed that cannot be had here prints why and skips; with `SOFTROCE_NO_SKIP=1` that is
 //! a failure.
 
+#![expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
+#![expect(clippy::duplicate_mod, reason = "each scenario runs on each testbed")]
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 #[cfg(all(feature = "udp", target_os = "linux"))]

@@ -1,6 +1,6 @@
 //! Captures: writing what went over a network, reading what others recorded, and saying what it means.
 //!
-//! [`Writer`] makes pcapng files, and [`Tap`] has one written of what passes a port; [`Reader`] reads pcap and pcapng; [`inspect`] judges the ICRC of a
+//! [`Writer`] makes pcapng files, and [`Tap`] has one written of what passes a port; [`Reader`] reads pcap and pcapng; [`inspect()`] judges the ICRC of a
 //! datagram found in one and its [`Display`](std::fmt::Display) is a line of text; [`Analysis`] follows the
 //! flows and notes retransmissions, gaps and NAKs.
 //!

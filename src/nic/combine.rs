@@ -98,7 +98,7 @@ impl<T> Combine<T> {
             let mut state = self.state.lock();
             let ring = RingOnPanic(&self.bell);
             let result = f(&mut state);
-            ring.disarm();
+            ring.defuse();
             result
         };
         self.settle(again);
@@ -111,7 +111,7 @@ impl<T> Combine<T> {
             let mut state = self.state.try_lock()?;
             let ring = RingOnPanic(&self.bell);
             let result = f(&mut state);
-            ring.disarm();
+            ring.defuse();
             result
         };
         self.settle(again);
@@ -163,7 +163,7 @@ impl<T> Combine<T> {
         let ring = RingOnPanic(&self.bell);
         self.bell.clear();
         pass(state);
-        ring.disarm();
+        ring.defuse();
     }
 
     /// The duty of everybody who held the lock, after releasing it.
@@ -193,7 +193,7 @@ impl<T> fmt::Debug for Combine<T> {
 struct RingOnPanic<'a>(&'a Bell);
 
 impl RingOnPanic<'_> {
-    fn disarm(self) {
+    fn defuse(self) {
         std::mem::forget(self);
     }
 }

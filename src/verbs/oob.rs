@@ -266,14 +266,18 @@ mod tests {
         assert_eq!(Vec::<()>::decode(&mut three).unwrap().len(), 3);
     }
 
+    /// A value of the type that `value` has.
+    fn received_like<T: Wire>(_: &T, mut stream: &[u8]) -> T {
+        receive(&mut stream).expect("it was sent")
+    }
+
     proptest! {
         #[test]
         fn nested_values_round_trip(a: u64, text in ".{0,20}", list in proptest::collection::vec(any::<u32>(), 0..9)) {
             let value = (a, (text, list), vec![(endpoint(), RemoteMr { addr: a, len: 7, rkey: 1 })]);
             let mut stream = Vec::new();
             send(&mut stream, &value).unwrap();
-            let back: (u64, (String, Vec<u32>), Vec<(QpEndpoint, RemoteMr)>) = receive(&mut &stream[..]).unwrap();
-            prop_assert_eq!(back, value);
+            prop_assert_eq!(received_like(&value, &stream), value);
         }
 
         #[test]

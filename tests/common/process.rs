@@ -11,7 +11,7 @@ pub(crate) const LONG: Duration = Duration::from_secs(60);
 
 /// A process that ends with its handle, at the latest.
 pub(crate) struct Running {
-    child: Child,
+    pub(crate) child: Child,
     name: String,
     /// All it printed, by stream, once it has closed them.
     output: [Receiver<String>; 2],
@@ -35,16 +35,6 @@ impl Running {
         let stdout = collect(child.stdout.take());
         let stderr = collect(child.stderr.take());
         Self { child, name, output: [stdout, stderr] }
-    }
-
-    /// Its process id.
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    /// Whether it has ended.
-    pub(crate) fn is_over(&mut self) -> bool {
-        self.child.try_wait().is_ok_and(|status| status.is_some())
     }
 
     /// Waits for its end.
@@ -82,6 +72,7 @@ impl Finished {
 /// Reads a stream to its end, in the background: a pipe that nobody reads fills up.
 fn collect(stream: Option<impl Read + Send + 'static>) -> Receiver<String> {
     let (tx, rx) = channel();
+    #[expect(clippy::disallowed_methods, reason = "it reads what a process prints")]
     thread::spawn(move || {
         let mut bytes = Vec::new();
         if let Some(mut stream) = stream {

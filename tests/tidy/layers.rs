@@ -19,6 +19,8 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("fabric::port", &["port"]),
     ("port", &["net", "time", "wire"]),
     ("capture", &["wire", "net", "time"]),
+    // A port around another one.
+    ("capture::tap", &["port"]),
     // The only module that knows an engine and a port.
     (
         "nic",
@@ -40,8 +42,8 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "engine::status",
         ],
     ),
-    // The list of devices.
-    ("verbs", &["port::PortAddress", "port::netdev", "port::udp"]),
+    // The list of devices, and what opening one puts together.
+    ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause"]),
 ];
@@ -83,8 +85,10 @@ const CRATES: &[(&str, &[&str])] = &[
     ("socket2", &["port"]),
 ];
 
-/// Where the library reads the clock or starts threads.
+/// Where the library reads the clock or starts threads, and where anybody sleeps.
 pub(crate) const CLOCKS: &[Exception] = &[
+    ("cli/src/perf/control.rs", "nothing tells when the other process listens"),
+    ("cli/src/tour/child.rs", "a process that starts or ends cannot be waited for otherwise"),
     ("src/nic/clock.rs", "the clock of real devices"),
     ("src/nic/progress.rs", "the thread that looks after a device while the program does not"),
 ];

@@ -2,7 +2,7 @@
 //! which values.
 
 use softroce::prelude::*;
-use softroce::verbs::{AltPath, Cause, MemError};
+use softroce::verbs::{Cause, MemError};
 
 use super::Bed;
 use crate::testbed::{Pair, Side, Testbed};
@@ -56,7 +56,7 @@ fn of_changing_a_queue_pair() {
     let is = |c: &Cause| *c == Cause::AddressFamily;
     says(a.qp.connect(&strange), verb, EINVAL, is, &["family", "sgid_index"]);
     let is = |c: &Cause| matches!(c, Cause::Unsupported { .. });
-    let alt = QpAttr::default().alt(AltPath::default());
+    let alt = QpAttr::default().alt(Box::default());
     says(a.qp.connect_with(&peer, alt), verb, EOPNOTSUPP, is, &["alternate path"]);
     let rate = QpAttr::default().rate_limit(1_u32);
     says(a.qp.connect_with(&peer, rate), verb, EOPNOTSUPP, is, &["rate_limit"]);

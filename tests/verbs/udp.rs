@@ -90,7 +90,7 @@ impl Testbed for Bed {
                 Poll::Ready(done) => return done,
                 // Until it is woken, or for much longer than that can take.
                 Poll::Pending => {
-                    let sleep = std::time::Duration::from_secs(60);
+                    let sleep = Duration::from_secs(60);
                     thread::park_timeout(sleep);
                 }
             }

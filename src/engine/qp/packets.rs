@@ -20,7 +20,7 @@ use crate::wire::packet::PacketBuilder;
 /// How far ahead of its pace a sender may run: enough for one segmented send at high rates.
 pub(super) const PACING_BURST: Duration = Duration::from_micros(20);
 
-/// Index into [`Requester::charged`].
+/// Index into what the requester has charged to windows.
 pub(super) const TO_PEER: usize = 0;
 pub(super) const TO_US: usize = 1;
 
@@ -135,7 +135,8 @@ impl Qp {
         };
         let tail = if last { tail } else { Tail::Plain };
         plan.opcode = Opcode::compose(Transport::Rc, operation, position, tail)?;
-        plan.payload = (u64::from(wqe.length) - plan.offset).min(self.mtu.bytes() as u64) as usize;
+        let left = usize::try_from(u64::from(wqe.length) - plan.offset).unwrap_or(usize::MAX);
+        plan.payload = left.min(self.mtu.bytes());
         plan.charge = charge(wqe.length, self.mtu.bytes(), packet, packet + 1);
         plan.ext.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
         plan.ext.immdt = Some(ImmDt(wqe.imm_or_inv));

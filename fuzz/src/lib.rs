@@ -1,0 +1,8 @@
+//! What the fuzz targets do with the bytes they get: one module for each.
+//!
+//! *Rules.* A `run` is a function of its bytes alone and panics if anything is wrong. What it returns says
+//! how far the bytes got, so that whoever replays a corpus can tell that it still reaches what it should.
+
+pub mod capture_read;
+pub mod engine_input;
+pub mod packet_parse;
