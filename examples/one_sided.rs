@@ -1,4 +1,6 @@
 //! One side lends memory; the other writes, reads and counts in it, with nobody at home.
+#![expect(clippy::print_stdout, reason = "a program that says what it did")]
+#![expect(clippy::unwrap_used, reason = "a thread that panicked takes the program with it")]
 use softroce::prelude::*;
 use std::{
     io::{Read, Write},

@@ -1,6 +1,7 @@
 //! rc_pingpong [server]: 1000 round trips over a reliable connection.
 //!
 //! In two shells: `cargo run --example rc_pingpong`, then `cargo run --example rc_pingpong 127.0.0.1`.
+#![expect(clippy::print_stdout, reason = "a program that says what it did")]
 use softroce::prelude::*;
 use std::net::{TcpListener, TcpStream};
 

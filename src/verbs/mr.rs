@@ -26,8 +26,25 @@ use super::pd::ProtectionDomain;
 /// Made by [`MemoryRegion::sge`]; it cannot be made from numbers without `unsafe`. It borrows nothing: a
 /// request that comes when the region is gone completes with an error.
 ///
+/// ```
+/// # use softroce::prelude::*;
+/// fn piece(mr: &MemoryRegion) -> Sge {
+///     mr.sge(..8)
+/// }
+/// ```
+///
 /// ```compile_fail
-/// let sge = softroce::verbs::Sge { addr: 0x1000, len: 8, lkey: 1 };
+/// # use softroce::prelude::*;
+/// fn piece() -> Sge {
+///     Sge { addr: 0x1000, len: 8, lkey: 1 }
+/// }
+/// ```
+///
+/// ```compile_fail
+/// # use softroce::prelude::*;
+/// fn piece() -> Sge {
+///     Sge::from_raw(0x1000, 8, 1)
+/// }
 /// ```
 #[doc(alias = "ibv_sge")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

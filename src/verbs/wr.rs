@@ -72,6 +72,35 @@ impl<'a, T: Into<Local<'a>>> From<T> for Source<'a> {
 
 /// Bytes that are copied when the request is posted, up to [`QpCap::inline`](super::QpCap::inline) of them. They need not be
 /// registered, and may be reused at once.
+///
+/// They are what a message is made of, so they go where bytes are taken from:
+///
+/// ```
+/// # use softroce::prelude::*;
+/// fn say(qp: &QueuePair, theirs: RemoteMr) -> Result<()> {
+///     qp.post_send([SendWr::send(1, inline(b"hello")), SendWr::write(2, inline(b"there"), theirs)])
+/// }
+/// fn hear(qp: &QueuePair, mr: &MemoryRegion, theirs: RemoteMr) -> Result<()> {
+///     qp.post_recv(RecvWr::new(1, mr.sge(..)))?;
+///     qp.post_send(SendWr::read(2, mr.sge(..), theirs))
+/// }
+/// ```
+///
+/// and not where bytes arrive:
+///
+/// ```compile_fail
+/// # use softroce::prelude::*;
+/// fn hear(qp: &QueuePair) -> Result<()> {
+///     qp.post_recv(RecvWr::new(1, inline(b"hello")))
+/// }
+/// ```
+///
+/// ```compile_fail
+/// # use softroce::prelude::*;
+/// fn hear(qp: &QueuePair, theirs: RemoteMr) -> Result<()> {
+///     qp.post_send(SendWr::read(2, inline(b"hello"), theirs))
+/// }
+/// ```
 #[doc(alias = "IBV_SEND_INLINE")]
 pub fn inline(bytes: &[u8]) -> Source<'_> {
     Source::Inline(bytes)

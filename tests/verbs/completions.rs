@@ -267,26 +267,6 @@ fn the_channels_descriptor_is_readable_while_it_has_events() {
     assert!(!readable());
 }
 
-#[cfg(all(feature = "udp", target_os = "linux"))]
-#[test]
-fn a_program_that_sleeps_on_the_descriptor_is_served() {
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-    let Some(w) = Watched::start() else { return };
-    let Watched { pair: Pair { a, b }, channel, bed } = &w;
-    for _ in 0..50 {
-        b.rcq.arm(false).unwrap();
-        a.post(SendWr::send(1, ()));
-        // In a simulation nothing happens unless somebody lets it.
-        bed.pass_time();
-        let mut fds = [PollFd::new(channel.fd().unwrap(), PollFlags::POLLIN)];
-        assert_eq!(poll(&mut fds, PollTimeout::from(60_000_u16)).unwrap(), 1);
-        w.event();
-        w.take(1);
-        a.sent().ok().unwrap();
-        b.qp.post_recv(RecvWr::new(1, ())).unwrap();
-    }
-}
-
 #[test]
 fn what_cannot_be_armed_or_made() {
     let Some(bed) = Bed::start() else { return };

@@ -6,12 +6,18 @@ use softroce::sim::{Link, Sim};
 use super::testbed::Testbed;
 
 mod atomics;
+mod causes;
+mod clean;
 mod completions;
 mod events;
+mod failures;
+mod lifetimes;
+mod limits;
 mod memory;
 mod ops;
 mod requests;
 mod states;
+mod threads;
 mod windows;
 
 pub(crate) struct Bed {
@@ -29,6 +35,10 @@ impl Testbed for Bed {
     fn hosts(&self) -> [&Context; 2] {
         let [a, b] = &self.hosts;
         [a, b]
+    }
+
+    fn into_hosts(self) -> [Context; 2] {
+        self.hosts
     }
 
     fn share(&self) {

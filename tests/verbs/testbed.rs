@@ -1,9 +1,6 @@
 //! What a scenario runs on, and what all of them need: connected queue pairs, guarded memory, bytes to
 //! recognise.
 
-#[path = "../common/skip.rs"]
-mod skip;
-
 use softroce::prelude::*;
 use softroce::verbs::QpBuilder;
 
@@ -16,6 +13,8 @@ pub(crate) trait Testbed: Sized {
     fn try_new() -> Result<Self, String>;
     /// The hosts, each a device of its own.
     fn hosts(&self) -> [&Context; 2];
+    /// The hosts alone.
+    fn into_hosts(self) -> [Context; 2];
     /// Lets several threads use it at the same time.
     fn share(&self);
     /// Lets something happen.
@@ -28,7 +27,7 @@ pub(crate) trait Testbed: Sized {
         match Self::try_new() {
             Ok(bed) => Some(bed),
             Err(why) => {
-                skip::skip(why);
+                crate::skip::skip(why);
                 None
             }
         }
@@ -107,6 +106,14 @@ impl Side {
     /// Memory for everything.
     pub(crate) fn memory(&self, len: usize) -> MemoryRegion {
         self.pd.alloc_mr(len, Access::REMOTE | Access::MW_BIND).unwrap()
+    }
+
+    /// From here on gives up on a dead peer within a few milliseconds. Nothing may be under way.
+    pub(crate) fn lose_patience(&self) {
+        let sqd = || QpAttr::to(QpState::Sqd);
+        self.qp.modify(&sqd()).unwrap();
+        self.qp.modify(&sqd().timeout(8).retry_cnt(2)).unwrap();
+        self.qp.modify(&QpAttr::to(QpState::Rts)).unwrap();
     }
 
     pub(crate) fn state(&self) -> QpState {

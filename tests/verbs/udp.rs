@@ -10,12 +10,18 @@ use softroce::prelude::*;
 use super::testbed::Testbed;
 
 mod atomics;
+mod causes;
+mod clean;
 mod completions;
 mod events;
+mod failures;
+mod lifetimes;
+mod limits;
 mod memory;
 mod ops;
 mod requests;
 mod states;
+mod threads;
 mod windows;
 
 pub(crate) struct Bed {
@@ -36,8 +42,9 @@ impl Wake for Unpark {
 /// `EADDRINUSE`.
 const TAKEN: i32 = 98;
 
-/// The next device of this process. Other processes look elsewhere, or find the address taken.
-pub(crate) fn open_free() -> Result<Context> {
+/// The next device of this process. Other processes look elsewhere, or find the address taken. Fails where
+/// somebody holds all addresses.
+pub(crate) fn open_free() -> Result<Context, String> {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     loop {
         // 127.16.0.0 to 127.255.255.255, a stretch for each process. Below it is what `soft:lo` takes.
@@ -45,24 +52,27 @@ pub(crate) fn open_free() -> Result<Context> {
         let at = std::process::id().wrapping_mul(2053).wrapping_add(n) % (0xf0_0000 - 2);
         let [_, b, c, d] = (0x10_0001 + at).to_be_bytes();
         match Context::open(&format!("soft:udp=127.{b}.{c}.{d}")) {
-            // Somebody is there already; but whoever holds all addresses holds the next one too.
-            Err(e) if e.errno() == Some(TAKEN) && !e.to_string().contains("all addresses") => {}
-            other => return other,
+            Ok(ctx) => return Ok(ctx),
+            Err(e) if e.to_string().contains("all addresses") => return Err(e.to_string()),
+            Err(e) => assert_eq!(e.errno(), Some(TAKEN), "{e}"),
         }
     }
 }
 
 impl Testbed for Bed {
     fn try_new() -> Result<Self, String> {
-        let open = || open_free().map_err(|e| e.to_string());
-        let hosts = [open()?, open()?];
-        let idle = hosts[0].create_cq(1).map_err(|e| e.to_string())?;
+        let hosts = [open_free()?, open_free()?];
+        let idle = hosts[0].create_cq(1).unwrap();
         Ok(Self { hosts, idle })
     }
 
     fn hosts(&self) -> [&Context; 2] {
         let [a, b] = &self.hosts;
         [a, b]
+    }
+
+    fn into_hosts(self) -> [Context; 2] {
+        self.hosts
     }
 
     fn share(&self) {}
@@ -80,7 +90,7 @@ impl Testbed for Bed {
                 Poll::Ready(done) => return done,
                 // Until it is woken, or for much longer than that can take.
                 Poll::Pending => {
-                    let sleep = std::time::Duration::from_secs(60);
+                    let sleep = Duration::from_secs(60);
                     thread::park_timeout(sleep);
                 }
             }

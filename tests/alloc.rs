@@ -1,0 +1,245 @@
+//! The data path allocates nothing: once warm, no operation asks for memory, in no thread of the process.
+
+#![expect(unsafe_code, reason = "an allocator that counts")]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[path = "common/skip.rs"]
+mod skip;
+
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use softroce::prelude::*;
+use softroce::sim::{Link, Sim};
+
+/// The system's allocator, counting while it is told to.
+struct Counting;
+
+static COUNTING: AtomicBool = AtomicBool::new(false);
+static ALLOCATIONS: AtomicU64 = AtomicU64::new(0);
+
+fn count() {
+    if COUNTING.load(Relaxed) {
+        ALLOCATIONS.fetch_add(1, Relaxed);
+    }
+}
+
+// SAFETY: all is the system allocator's; counting touches no memory but two atomics.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc(layout) }
+    }
+
+    unsafe fn dealloc(&self, ptr: *mut u8, layout: Layout) {
+        // SAFETY: the caller's promise.
+        unsafe { System.dealloc(ptr, layout) }
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.alloc_zeroed(layout) }
+    }
+
+    unsafe fn realloc(&self, ptr: *mut u8, layout: Layout, new_size: usize) -> *mut u8 {
+        count();
+        // SAFETY: the caller's promise.
+        unsafe { System.realloc(ptr, layout, new_size) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// One measurement at a time: what is counted is the whole process.
+fn alone() -> MutexGuard<'static, ()> {
+    static ONE: Mutex<()> = Mutex::new(());
+    ONE.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs `each` often enough to be warm, then counts what a hundred more rounds allocate.
+#[track_caller]
+fn allocates_nothing(what: &str, mut each: impl FnMut()) {
+    (0..300).for_each(|_| each());
+    ALLOCATIONS.store(0, Relaxed);
+    COUNTING.store(true, Relaxed);
+    (0..100).for_each(|_| each());
+    COUNTING.store(false, Relaxed);
+    assert_eq!(ALLOCATIONS.load(Relaxed), 0, "allocations in 100 rounds of {what}");
+}
+
+struct Side {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    mr: MemoryRegion,
+}
+
+impl Side {
+    fn new(ctx: &Context) -> Self {
+        let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(64).unwrap());
+        let qp = pd.create_qp(QpType::Rc, &cq).build().unwrap();
+        let mr = pd.alloc_mr(1 << 18, Access::REMOTE).unwrap();
+        Self { qp, cq, mr }
+    }
+
+    fn wait(&self) {
+        self.cq.wait(LONG).unwrap().ok().unwrap();
+    }
+
+    fn poll(&self) {
+        let mut one = [WorkCompletion::default()];
+        while self.cq.poll(&mut one).unwrap() == 0 {
+            std::hint::spin_loop();
+        }
+        one[0].ok().unwrap();
+    }
+}
+
+fn connected([a, b]: [&Context; 2]) -> [Side; 2] {
+    let (a, b) = (Side::new(a), Side::new(b));
+    a.qp.connect(&b.qp.endpoint()).unwrap();
+    b.qp.connect(&a.qp.endpoint()).unwrap();
+    [a, b]
+}
+
+/// Every operation, small and of many packets, completed in the way that `get` does it.
+fn every_operation([a, b]: &[Side; 2], how: &str, get: fn(&Side)) {
+    let theirs = b.mr.remote();
+    let one = |what: &str, wr: &dyn Fn() -> SendWr<'static>| {
+        allocates_nothing(&format!("{what}, {how}"), || {
+            a.qp.post_send(wr()).unwrap();
+            get(a);
+        });
+    };
+    for len in [8, 5000, 1 << 18] {
+        let mine = a.mr.sge(..len);
+        one(&format!("WRITE of {len}"), &|| SendWr::write(1, mine, theirs));
+        one(&format!("READ of {len}"), &|| SendWr::read(1, mine, theirs));
+        allocates_nothing(&format!("SEND of {len}, {how}"), || {
+            b.qp.post_recv(RecvWr::new(1, b.mr.sge(..))).unwrap();
+            a.qp.post_send(SendWr::send(1, mine).imm(7)).unwrap();
+            get(b);
+            get(a);
+        });
+    }
+    let word = a.mr.sge(..8);
+    one("FETCH_ADD", &|| SendWr::fetch_add(1, word, theirs, 1));
+    one("CAS", &|| SendWr::compare_swap(1, word, theirs, 0, 1));
+    one("inline WRITE", &|| SendWr::write(1, inline(b"inline"), theirs));
+    allocates_nothing(&format!("a batch of gathers, {how}"), || {
+        let list = [a.mr.sge(..9), a.mr.sge(20..5000), a.mr.sge(7..8)];
+        let wrs = (0..8).map(|id| {
+            let wr = SendWr::write(id, &list, theirs);
+            if id < 7 { wr.unsignaled() } else { wr }
+        });
+        a.qp.post_send(wrs).unwrap();
+        get(a);
+    });
+}
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod udp {
+    use super::*;
+
+    /// Two devices on loopback addresses of their own.
+    fn devices() -> Option<[Context; 2]> {
+        let mut free = (1..2000).map(|n| {
+            let [_, b, c, d] = (0x01_0000 + (std::process::id() * 7 + n) % 0x0e_fffe).to_be_bytes();
+            Context::open(&format!("soft:udp=127.{b}.{c}.{d}"))
+        });
+        let mut next =
+            || free.find(|opened| !opened.as_ref().is_err_and(|e| e.errno() == Some(98)));
+        match (next(), next()) {
+            (Some(a), Some(b)) => Some([a.unwrap(), b.unwrap()]),
+            _ => {
+                skip::skip("UDP port 4791 is taken at all addresses");
+                None
+            }
+        }
+    }
+
+    #[test]
+    fn by_polling() {
+        let _alone = alone();
+        let Some([a, b]) = devices() else { return };
+        every_operation(&connected([&a, &b]), "polling", Side::poll);
+    }
+
+    #[test]
+    fn by_waiting() {
+        let _alone = alone();
+        let Some([a, b]) = devices() else { return };
+        every_operation(&connected([&a, &b]), "waiting", Side::wait);
+    }
+
+    #[test]
+    fn by_events_of_a_channel() {
+        let _alone = alone();
+        let Some([a, b]) = devices() else { return };
+        let channel = a.create_comp_channel().unwrap();
+        let cq = a.cq_builder(64).channel(&channel).build().unwrap();
+        let pd = a.alloc_pd().unwrap();
+        let qp = pd.create_qp(QpType::Rc, &cq).build().unwrap();
+        let mr = pd.alloc_mr(64, Access::LOCAL).unwrap();
+        let theirs = Side::new(&b);
+        qp.connect(&theirs.qp.endpoint()).unwrap();
+        theirs.qp.connect(&qp.endpoint()).unwrap();
+        allocates_nothing("a WRITE whose completion is an event", || {
+            cq.arm(false).unwrap();
+            qp.post_send(SendWr::write(1, mr.sge(..), theirs.mr.remote())).unwrap();
+            drop(channel.get_event(LONG).unwrap());
+            cq.wait(LONG).unwrap().ok().unwrap();
+        });
+    }
+}
+
+#[test]
+fn in_a_simulation() {
+    let _alone = alone();
+    let [a, b] = Sim::new(1).hosts(Link::default());
+    every_operation(&connected([&a, &b]), "waiting", Side::wait);
+}
+
+#[test]
+fn in_a_simulation_with_losses() {
+    let _alone = alone();
+    let sim = Sim::new(1);
+    let bad = Link { loss: 0.03, reorder: 0.02, duplicate: 0.02, ..Link::default() };
+    let [a, b] = sim.hosts(bad);
+    let pair = connected([&a, &b]);
+    every_operation(&pair, "waiting", Side::wait);
+    let counters = a.counters(1).unwrap();
+    for name in
+        ["rcvd_seq_err", "local_ack_timeout_err", "implied_nak_seq_err", "retransmitted_pkts"]
+    {
+        assert!(counters[name] > 10, "{name}: {counters:?}");
+    }
+}
+
+#[test]
+fn a_refused_request_allocates_nothing_either() {
+    let _alone = alone();
+    let [a, b] = Sim::new(1).hosts(Link::default());
+    let [a, b] = connected([&a, &b]);
+    allocates_nothing("refusals", || {
+        let theirs = b.mr.remote();
+        a.qp.post_send(SendWr::write(1, inline(&[0; 65]), theirs)).unwrap_err();
+        a.qp.post_send(SendWr::fetch_add(1, a.mr.sge(..4), theirs, 1)).unwrap_err();
+        a.qp.post_send(SendWr::read(1, a.mr.sge(..4), theirs).imm(1)).unwrap_err();
+    });
+}
+
+#[test]
+fn the_count_counts() {
+    let _alone = alone();
+    let caught = std::panic::catch_unwind(|| {
+        allocates_nothing("a box each time", || drop(std::hint::black_box(Box::new(1))));
+    });
+    let why = caught.unwrap_err();
+    assert!(why.downcast_ref::<String>().unwrap().contains("a box each time"));
+}

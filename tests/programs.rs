@@ -1,0 +1,191 @@
+//! The example programs run, and do what they say. (Cargo builds them before the tests of the package; a
+//! single test file is built without them.)
+
+#![cfg(all(feature = "udp", target_os = "linux"))]
+#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
+
+#[path = "common/process.rs"]
+mod process;
+#[path = "common/skip.rs"]
+mod skip;
+
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Relaxed};
+use std::thread;
+
+use softroce::prelude::*;
+use softroce::sim::{Link, Sim};
+
+use process::Running;
+use skip::skip;
+
+/// The binary of an example, beside the directory of this test's.
+fn example(name: &str) -> Option<Command> {
+    let test = std::env::current_exe().unwrap();
+    let target: PathBuf = test.ancestors().nth(2).unwrap().into();
+    let program = target.join("examples").join(name);
+    if !program.is_file() {
+        skip(format!("{} is not built: cargo build --examples", program.display()));
+        return None;
+    }
+    let mut command = Command::new(program);
+    command.env_remove("SOFTROCE_DEVICE").env_remove("SOFTROCE_SEED");
+    Some(command)
+}
+
+/// Runs an example to its good end; what it printed.
+#[track_caller]
+fn run(name: &str) -> Option<String> {
+    Some(Running::start(&mut example(name)?).finish().ok())
+}
+
+#[test]
+fn one_sided() {
+    let Some(said) = run("one_sided") else { return };
+    assert!(said.contains("memory that its owner never touched"), "{said}");
+}
+
+#[test]
+fn lossy_network() {
+    let Some(said) = run("lossy_network") else { return };
+    assert!(said.contains("1 MiB") && said.contains("the same again"), "{said}");
+    // Another process has the same run.
+    assert_eq!(run("lossy_network").unwrap(), said);
+    let mut other = example("lossy_network").unwrap();
+    other.env("SOFTROCE_SEED", "43");
+    assert_ne!(Running::start(&mut other).finish().ok(), said);
+}
+
+#[test]
+fn state_machine() {
+    let Some(said) = run("state_machine") else { return };
+    assert_eq!(said, "Rts, and \"it is me\" came back\n");
+}
+
+#[test]
+fn devices() {
+    let Some(said) = run("devices") else { return };
+    for part in ["soft:lo", "no real devices", "max_qp_wr", "state: Active", "0 RoceV2 Some(127.0"]
+    {
+        assert!(said.contains(part), "{part:?} is not in:\n{said}");
+    }
+}
+
+#[test]
+fn devices_chosen_by_argument_and_by_environment() {
+    let Some(mut by_argument) = example("devices") else { return };
+    let end = Running::start(by_argument.arg("soft:udp=203.0.113.77")).finish();
+    assert_eq!(end.code, Some(1));
+    assert!(end.stderr.contains("203.0.113.77"), "{}", end.stderr);
+    let mut by_environment = example("devices").unwrap();
+    by_environment.env("SOFTROCE_DEVICE", "soft:no-such-interface");
+    let end = Running::start(&mut by_environment).finish();
+    assert_eq!(end.code, Some(1));
+    assert!(end.stderr.contains("no-such-interface"), "{}", end.stderr);
+}
+
+/// Set inside a network namespace of `tests/netns.sh`.
+const NETNS: &str = "SOFTROCE_NETNS";
+/// Where the two programs meet.
+const PORT: u16 = 18515;
+
+#[test]
+fn rc_pingpong() {
+    let Some(server) = example("rc_pingpong") else { return };
+    if std::env::var_os(NETNS).is_some() {
+        return two_processes(server);
+    }
+    // Its port is fixed, so others may be using it; in a network of our own nobody is.
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/netns.sh");
+    let this = std::env::current_exe().unwrap();
+    let mut inner = Command::new(script);
+    inner.arg(this).args(["--exact", "rc_pingpong", "--nocapture"]);
+    let end = Running::start(&mut inner).finish();
+    if end.code != Some(77) {
+        assert!(end.ok().contains("1 passed"));
+    } else if is_listening() {
+        skip(format!("TCP port {PORT} is taken, and {}", end.stderr.trim()));
+    } else {
+        two_processes(server);
+    }
+}
+
+/// Whether somebody listens at the port, by what the kernel lists.
+fn is_listening() -> bool {
+    let port = format!(":{PORT:04X}");
+    ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
+        let list = std::fs::read_to_string(list).unwrap_or_default();
+        list.lines().any(|line| {
+            let mut fields = line.split_ascii_whitespace().skip(1);
+            let local = fields.next().unwrap_or_default();
+            local.ends_with(&port) && fields.nth(1) == Some("0A")
+        })
+    })
+}
+
+fn two_processes(mut server: Command) {
+    let mut server = Running::start(&mut server);
+    while !is_listening() {
+        assert!(server.child.try_wait().unwrap().is_none(), "{}", server.finish().stderr);
+        thread::yield_now();
+    }
+    let mut client = example("rc_pingpong").unwrap();
+    let client = Running::start(client.arg("127.0.0.1"));
+    assert_ne!(client.child.id(), server.child.id());
+    assert_eq!(client.finish().ok(), "1000 round trips with the server\n");
+    assert_eq!(server.finish().ok(), "1000 round trips with a client\n");
+}
+
+/// The program of `one_sided`, as two tasks in virtual time: the lender looks at a word of its memory from
+/// time to time, and calls nothing else.
+#[test]
+fn one_sided_as_two_tasks() {
+    let sim = Sim::new(3);
+    let [lender, user] = sim.hosts(Link { loss: 0.02, ..Link::default() });
+    let (pd, cq) = (lender.alloc_pd().unwrap(), lender.create_cq(1).unwrap());
+    let lent = pd.alloc_mr(1 << 20, Access::REMOTE).unwrap();
+    let theirs = lent.remote();
+    let qp = pd.create_qp(QpType::Rc, &cq).build().unwrap();
+
+    let (my_pd, my_cq) = (user.alloc_pd().unwrap(), user.create_cq(16).unwrap());
+    let mr = my_pd.alloc_mr(8200, Access::LOCAL).unwrap();
+    let my_qp = my_pd.create_qp(QpType::Rc, &my_cq).build().unwrap();
+    qp.connect(&my_qp.endpoint()).unwrap();
+    my_qp.connect(&qp.endpoint()).unwrap();
+
+    let done = Arc::new(AtomicBool::new(false));
+    let told = Arc::clone(&done);
+    sim.spawn(async move {
+        mr.fill(0..4096, 0xab);
+        my_qp.post_send([
+            SendWr::write(1, mr.sge(..4096), theirs).unsignaled(),
+            SendWr::read(2, mr.sge(4096..8192), theirs),
+            SendWr::fetch_add(3, mr.sge(8192..), theirs.at(8192), 1),
+            SendWr::write(4, inline(&1_u64.to_ne_bytes()), theirs.at(theirs.len - 8)).fence(),
+        ])?;
+        for id in 2..5 {
+            assert_eq!(my_cq.next().await?.ok()?.wr_id, id);
+        }
+        assert_eq!(mr.to_vec(4096..8192), [0xab; 4096]);
+        assert_eq!(mr.to_vec(8192..8200), [0; 8]);
+        told.store(true, Relaxed);
+        Ok(())
+    });
+    let looker = sim.clone();
+    let looks = sim.block_on(async move {
+        let mut looks = 0;
+        while lent.load((1 << 20) - 8, Acquire) == 0 {
+            looker.sleep(Duration::from_micros(1)).await;
+            looks += 1;
+        }
+        assert_eq!(lent.to_vec(0..4096), [0xab; 4096]);
+        assert_eq!(lent.load(8192, Acquire), 1);
+        looks
+    });
+    assert!(looks > 4, "{looks}");
+    sim.block_on(sim.sleep(Duration::from_secs(10)));
+    assert!(done.load(Relaxed), "the user's task came to its end");
+}
