@@ -424,6 +424,7 @@ impl Pair {
         for side in &self.sides {
             assert_eq!(side.engine.poll_timeout(), None, "a timer is armed on an idle queue pair");
             assert!(!side.engine.has_transmit());
+            assert_eq!(side.engine.in_flight(), (0, 0), "windows are empty, and nobody waits");
         }
         assert!(self.wire.is_empty());
     }

@@ -4,6 +4,8 @@ mod acks;
 mod duplicates;
 mod nak;
 mod psn;
+mod reads;
+mod responses;
 mod script;
 mod sequence;
 mod states;
