@@ -10,14 +10,15 @@ use crate::engine::window::PACKET_CHARGE;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::Duration;
+use crate::time::{Duration, Instant, nanos};
 use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Rkey};
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
 
-/// How far ahead of its pace a sender may run: enough for one segmented send at high rates.
+/// How far a sender that was late may run to catch up with its pace. Timers are late by a microsecond, and
+/// a driver by more.
 const PACING_BURST: Duration = Duration::from_micros(20);
 
 /// Index into [`Requester::charged`].
@@ -155,10 +156,14 @@ impl Qp {
         let (cwnd, paced) = match &self.req.cc {
             Controller::Fixed(_) => (None, false),
             Controller::Custom(cc) => {
-                (cc.cwnd(), cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST)
+                (cc.cwnd(), cc.pacing_rate().is_some() && self.req.next_send > c.now)
             }
         };
         let cwnd = cwnd.map_or(u64::MAX, u64::from);
+        if paced {
+            self.req.paced = true;
+            return false;
+        }
         let which = plan.window;
         let in_flight = self.req.charged[TO_PEER];
         // An ACK comes back for each quarter of what may be in flight, or at least that often.
@@ -174,16 +179,18 @@ impl Qp {
             let asked = self.req.asked.distance_from(self.req.una_psn) > 0;
             if which == TO_PEER && in_flight > 0 && !asked {
                 plan.ack_req = true;
-                return !paced;
+                return true;
             }
             if (short || behind) && !self.req.in_line[which] {
-                c.windows.wait(id, self.handle.slot, self.req.woken[which]);
+                // Who was woken for too little room keeps its place; who has used it has had its turn.
+                let in_front = self.req.woken[which] && !self.req.served;
+                c.windows.wait(id, self.handle.slot, in_front);
                 self.req.in_line[which] = true;
             }
             self.req.no_room = short.then_some(which);
             return false;
         }
-        !paced
+        true
     }
 
     pub(super) fn build(
@@ -221,6 +228,7 @@ impl Qp {
         if plan.takes_credit {
             r.rd_out += 1;
         }
+        r.served = true;
         r.cur_packet += plan.psns;
         if plan.ack_req {
             (r.unasked, r.unasked_bytes, r.asked) = (0, 0, end);
@@ -240,7 +248,9 @@ impl Qp {
             cc.on_send(c.now, wire);
             if let Some(rate) = cc.pacing_rate() {
                 let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
-                r.next_send = r.next_send.max(c.now) + Duration::from_nanos(ns);
+                let earliest = c.now.as_nanos().saturating_sub(nanos(PACING_BURST));
+                let last = r.next_send.max(Instant::from_nanos(earliest));
+                r.next_send = last + Duration::from_nanos(ns);
             }
         }
     }

@@ -110,13 +110,16 @@ pub(super) struct Requester {
     /// The event of state SQD is still to come.
     pub(super) drain_event: bool,
     pub(super) cc: Controller,
-    /// Earliest time of the next packet, by pace.
+    /// Earliest time of the next packet, by pace; and whether one waits for it.
     pub(super) next_send: Instant,
+    pub(super) paced: bool,
     /// The window in which the last packet that could have been sent found too little room, by the index
     /// into [`charged`](Self::charged); and those where it waits in line, and where it has its turn.
     pub(super) no_room: Option<usize>,
     pub(super) in_line: [bool; 2],
     pub(super) woken: [bool; 2],
+    /// It has sent something in this turn.
+    pub(super) served: bool,
 }
 
 impl Requester {
@@ -148,9 +151,11 @@ impl Requester {
             drain_event: false,
             cc,
             next_send: Instant::ZERO,
+            paced: false,
             no_room: None,
             in_line: [false; 2],
             woken: [false; 2],
+            served: false,
         }
     }
 
@@ -174,6 +179,7 @@ impl Requester {
         self.asked = psn;
         self.acked_bytes = 0;
         self.next_send = Instant::ZERO;
+        self.paced = false;
         self.failed = None;
         self.drain_event = false;
     }
@@ -211,7 +217,7 @@ impl Requester {
             Controller::Fixed(_) => None,
             custom @ Controller::Custom(_) => custom.peek().next_timer(),
         };
-        let paced = (self.next_send > Instant::ZERO).then_some(self.next_send);
+        let paced = self.paced.then_some(self.next_send);
         [self.ack_deadline, self.rnr_until, cc, paced].into_iter().flatten().min()
     }
 }
@@ -263,6 +269,7 @@ impl Qp {
     /// here, on the way.
     fn plan(&mut self, c: &mut Common) -> Option<Plan> {
         self.req.no_room = None;
+        self.req.paced = false;
         if !self.may_request() {
             return None;
         }

@@ -10,7 +10,7 @@ use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::engine::window::{PACKET_CHARGE, WindowId};
 use crate::queue::{SendOp, SendWqe};
-use crate::time::{Duration, Instant};
+use crate::time::Duration;
 use crate::wire::aeth;
 
 impl Qp {
@@ -124,6 +124,7 @@ impl Qp {
     /// not find too little room itself.
     pub(crate) fn end_turn(&mut self) -> [Option<WindowId>; 2] {
         self.req.woken = [false; 2];
+        self.req.served = false;
         let Some((to_peer, to_us)) = self.windows else { return [None; 2] };
         let short = self.req.no_room.map(|which| if which == TO_US { to_us } else { to_peer });
         [to_peer, to_us].map(|id| Some(id).filter(|_| short != Some(id)))
@@ -168,7 +169,7 @@ impl Qp {
             self.req.rnr_until = None;
         }
         if self.req.next_send <= now {
-            self.req.next_send = Instant::ZERO;
+            self.req.paced = false;
         }
         if let Controller::Custom(cc) = &mut self.req.cc
             && cc.next_timer().is_some_and(|t| t <= now)
