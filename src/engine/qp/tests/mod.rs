@@ -2,6 +2,7 @@
 
 mod acks;
 mod duplicates;
+mod hostile;
 mod nak;
 mod psn;
 mod reads;
