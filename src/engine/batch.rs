@@ -54,10 +54,6 @@ impl<'b> Batch<'b> {
         }
     }
 
-    pub(crate) fn is_empty(&self) -> bool {
-        self.count == 0
-    }
-
     /// Identification of the next packet.
     pub(crate) fn ident(&self) -> u16 {
         // At most 128 segments.

@@ -411,20 +411,6 @@ impl Pair {
         }
     }
 
-    /// Delivers foreign bytes to `to` as if the peer had sent them.
-    pub(crate) fn inject(&mut self, to: usize, datagram: &[u8], ident: u16) {
-        let s = &mut self.sides[to];
-        let path = s.engine.qp_path(s.qp).unwrap();
-        let meta = RxMeta {
-            path: crate::net::Path { src: path.dst, dst: path.src, ..path },
-            ident: Some(ident),
-            df: Some(true),
-            gro_index: 0,
-        };
-        s.engine.handle_datagram(self.now, &meta, datagram);
-        self.pump(to);
-    }
-
     fn next_arrival(&self) -> Option<Instant> {
         self.wire.first_key_value().map(|(key, _)| key.0)
     }

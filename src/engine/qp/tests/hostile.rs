@@ -6,7 +6,7 @@ use rand_core::Rng;
 
 use super::script::{In, PEER, REGION, RQ, SQ, Script, pkt};
 use crate::engine::counters::Counter as C;
-use crate::engine::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
+use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 use crate::engine::tests::pair::Setup;
 use crate::engine::{Acks, QpHandle, QpInit};
 use crate::mem::{Access, IovaChoice, Region, Registered, Sge};
@@ -244,7 +244,7 @@ impl Forged {
             _ => una,
         };
         // Mostly exactly what is expected: otherwise nothing interesting happens.
-        let off = if self.psn.0 % 3 == 0 { i32::from(self.psn.1 / 8) } else { 0 };
+        let off = if self.psn.0.is_multiple_of(3) { i32::from(self.psn.1 / 8) } else { 0 };
         let psn = base.wrapping_add_signed(off);
         let (regions, edges) = (
             [t.granted.iova, s.va(WINDOW.start), t.private.1.iova, t.foreign.1.iova],
@@ -268,8 +268,11 @@ impl Forged {
             Rkey(t.window.0 ^ u32::from(self.key.1)),
             Rkey(0),
         ];
-        let rkey =
-            if self.key.0 % 2 == 0 { keys[which % 2] } else { keys[usize::from(self.key.0) % 8] };
+        let rkey = if self.key.0.is_multiple_of(2) {
+            keys[which % 2]
+        } else {
+            keys[usize::from(self.key.0) % 8]
+        };
         let payload = match self.payload % 8 {
             0 => 0,
             1..=4 => 256,

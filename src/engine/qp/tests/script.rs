@@ -333,11 +333,6 @@ impl Script {
         self.acks = Acks::Hold;
     }
 
-    pub(super) fn send_acks(&mut self) {
-        self.acks = Acks::Send;
-        self.pump();
-    }
-
     /// The way from the peer to us.
     pub(super) fn path(&self) -> Path {
         Path {
