@@ -3,7 +3,7 @@
 use softroce::prelude::*;
 
 fn bring_up(qp: &QueuePair, peer: &QpEndpoint) -> Result<()> {
-    qp.modify(&QpAttr::to(QpState::Init).port(1).pkey_index(0_u16).access(Access::REMOTE))?;
+    qp.modify(&QpAttr::to(QpState::Init).port(1).pkey_index(0).access(Access::REMOTE))?;
     qp.modify(
         &QpAttr::to(QpState::Rtr)
             .ah(peer.ah())

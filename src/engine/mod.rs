@@ -164,6 +164,12 @@ impl Engine {
         self.pds.contains_key(&pd)
     }
 
+    /// Bytes in flight, and queue pairs in line, of all windows together.
+    #[cfg(test)]
+    pub(crate) fn in_flight(&self) -> (u64, usize) {
+        self.common.windows.total()
+    }
+
     fn random(&mut self) -> u32 {
         self.rng.next_u32()
     }

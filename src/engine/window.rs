@@ -48,6 +48,8 @@ struct Window {
     inflight: u64,
     /// Bytes acknowledged since the limit last changed.
     clean: u64,
+    /// Bytes acknowledged since the last loss; as many as can be if there was none.
+    since_loss: u64,
     /// Queue pairs that found no room, first come first served.
     waiting: VecDeque<u32>,
 }
@@ -79,6 +81,7 @@ impl Windows {
                     max: u64::from(self.config.max),
                     inflight: 0,
                     clean: 0,
+                    since_loss: u64::MAX,
                     waiting: VecDeque::new(),
                 };
                 let index = match self.free.pop() {
@@ -168,6 +171,7 @@ impl Windows {
         self.release(id, bytes);
         let window = &mut self.slots[id.0 as usize];
         window.clean += bytes;
+        window.since_loss = window.since_loss.saturating_add(bytes);
         if window.clean >= window.limit {
             window.clean = 0;
             window.limit = (window.limit + mtu).min(window.max);
@@ -178,10 +182,11 @@ impl Windows {
     pub(crate) fn lost(&mut self, id: WindowId, unit: u64) {
         let window = &mut self.slots[id.0 as usize];
         // Losses that fall into one window are one event.
-        if window.clean * 2 >= window.limit || window.clean == 0 {
+        if window.since_loss >= window.limit / 2 {
             window.limit = (window.limit / 2).max(2 * unit);
+            window.clean = 0;
         }
-        window.clean = 1;
+        window.since_loss = 0;
     }
 
     #[cfg(test)]
@@ -239,6 +244,16 @@ mod tests {
         }
         assert_eq!(w.limit(a), 2_000, "two packets always fit");
         assert!(w.has_room(a, 2_000, 1_000));
+    }
+
+    #[test]
+    fn the_first_loss_counts_however_early() {
+        let mut w = Windows::new(WindowConfig { initial: 10_000, max: 20_000, enabled: true });
+        let a = w.open(addr(1), 0);
+        w.charge(a, 500);
+        w.acked(a, 500, 100);
+        w.lost(a, 100);
+        assert_eq!(w.limit(a), 5_000);
     }
 
     #[test]

@@ -189,7 +189,7 @@ impl Qp {
         if !fits {
             return Outcome::Fail(WcStatus::BadResp);
         }
-        if scatter(&c.mrs, self.pd, &wqe, words, offset as u64, packet.payload()).is_err() {
+        if scatter(&c.mrs, self.pd, &wqe, words, offset, packet.payload()).is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
         self.release_acked(c, index, &wqe, packet_index, packet_index + 1);
@@ -326,7 +326,7 @@ fn scatter(
     pd: PdId,
     wqe: &SendWqe,
     words: &[u64],
-    offset: u64,
+    offset: usize,
     src: &[u8],
 ) -> Result<(), AccessError> {
     scatter_into(mrs, pd, sges(words, wqe.num_sge), offset, src)
@@ -337,7 +337,7 @@ pub(super) fn scatter_into(
     mrs: &MrTable,
     pd: PdId,
     list: impl Iterator<Item = crate::mem::Sge>,
-    offset: u64,
+    offset: usize,
     mut src: &[u8],
 ) -> Result<(), AccessError> {
     let mut skip = offset;
@@ -345,15 +345,13 @@ pub(super) fn scatter_into(
         if src.is_empty() {
             break;
         }
-        let len = u64::from(sge.length);
+        let len = sge.length as usize;
         if skip >= len {
             skip -= len;
             continue;
         }
-        let take = usize::try_from(len - skip).unwrap_or(usize::MAX).min(src.len());
-        let (now, rest) = src.split_at(take);
-        let at = usize::try_from(skip).unwrap_or(usize::MAX);
-        mrs.local(pd, &sge, Access::LOCAL_WRITE)?.write_from(at, now);
+        let (now, rest) = src.split_at((len - skip).min(src.len()));
+        mrs.local(pd, &sge, Access::LOCAL_WRITE)?.write_from(skip, now);
         src = rest;
         skip = 0;
     }

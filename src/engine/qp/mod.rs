@@ -352,6 +352,18 @@ impl Qp {
         self.mtu.bytes() as u64 + PACKET_CHARGE
     }
 
+    /// Bytes of the parts: all of it, requester, responder, settings, one entry of the responder's ring.
+    #[cfg(test)]
+    pub(crate) const fn sizes() -> [usize; 5] {
+        [
+            size_of::<Self>(),
+            size_of::<Requester>(),
+            size_of::<Responder>(),
+            size_of::<Settings>(),
+            size_of::<Option<responder::Resource>>(),
+        ]
+    }
+
     /// The skeleton of a completion of this queue pair.
     fn cqe(&self, kind: CqeKind, wr_id: u64, status: WcStatus) -> Cqe {
         let tag = match kind {

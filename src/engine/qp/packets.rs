@@ -10,7 +10,7 @@ use crate::engine::window::PACKET_CHARGE;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::Duration;
+use crate::time::{Duration, Instant, nanos};
 use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Rkey};
@@ -32,7 +32,7 @@ pub(super) struct Plan {
     /// PSNs that it takes.
     psns: u32,
     /// Where its payload starts in the message.
-    offset: u64,
+    offset: usize,
     pub(super) payload: usize,
     ext: Ext,
     ack_req: bool,
@@ -59,7 +59,7 @@ impl Qp {
             opcode: Opcode::RC_READ_REQUEST,
             psn,
             psns: 1,
-            offset: u64::from(packet) * mtu as u64,
+            offset: packet as usize * mtu,
             payload: 0,
             ext: Ext::default(),
             ack_req: true,
@@ -74,9 +74,9 @@ impl Qp {
                 plan.psns = end - packet;
                 plan.window = TO_US;
                 plan.charge = charge(wqe.length, mtu, packet, end);
-                let bytes = (u64::from(end) * mtu as u64).min(u64::from(wqe.length)) - plan.offset;
+                let bytes = (end as usize * mtu).min(wqe.length as usize) - plan.offset;
                 plan.ext.reth = Some(Reth {
-                    va: wqe.remote_addr.wrapping_add(plan.offset),
+                    va: wqe.remote_addr.wrapping_add(plan.offset as u64),
                     rkey: wqe.rkey,
                     dma_len: u32::try_from(bytes).unwrap_or(u32::MAX),
                 });
@@ -135,8 +135,7 @@ impl Qp {
         };
         let tail = if last { tail } else { Tail::Plain };
         plan.opcode = Opcode::compose(Transport::Rc, operation, position, tail)?;
-        let left = usize::try_from(u64::from(wqe.length) - plan.offset).unwrap_or(usize::MAX);
-        plan.payload = left.min(self.mtu.bytes());
+        plan.payload = (wqe.length as usize - plan.offset).min(self.mtu.bytes());
         plan.charge = charge(wqe.length, self.mtu.bytes(), packet, packet + 1);
         plan.ext.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
         plan.ext.immdt = Some(ImmDt(wqe.imm_or_inv));
@@ -179,7 +178,9 @@ impl Qp {
                 return !paced;
             }
             if (short || behind) && !self.req.in_line[which] {
-                c.windows.wait(id, self.handle.slot, self.req.woken[which]);
+                // Who was woken for too little room keeps its place; who has used it has had its turn.
+                let in_front = self.req.woken[which] && !self.req.served;
+                c.windows.wait(id, self.handle.slot, in_front);
                 self.req.in_line[which] = true;
             }
             self.req.no_room = short.then_some(which);
@@ -224,6 +225,7 @@ impl Qp {
         if plan.takes_credit {
             r.rd_out += 1;
         }
+        r.served = true;
         r.cur_packet += plan.psns;
         if plan.ack_req {
             (r.unasked, r.unasked_bytes, r.asked) = (0, 0, end);
@@ -255,24 +257,22 @@ fn gather(
     pd: PdId,
     wqe: &SendWqe,
     words: &[u64],
-    offset: u64,
+    offset: usize,
     mut dst: &mut [u8],
 ) -> Result<(), AccessError> {
     if wqe.flags.contains(SendFlags::INLINE) {
-        read_inline(words, usize::try_from(offset).unwrap_or(usize::MAX), dst);
+        read_inline(words, offset, dst);
         return Ok(());
     }
     let mut skip = offset;
     for sge in sges(words, wqe.num_sge) {
-        let len = u64::from(sge.length);
+        let len = sge.length as usize;
         if skip >= len {
             skip -= len;
             continue;
         }
-        let take = usize::try_from(len - skip).unwrap_or(usize::MAX).min(dst.len());
-        let (now, rest) = dst.split_at_mut(take);
-        mrs.local(pd, &sge, Access::empty())?
-            .read_into(usize::try_from(skip).unwrap_or(usize::MAX), now);
+        let (now, rest) = dst.split_at_mut((len - skip).min(dst.len()));
+        mrs.local(pd, &sge, Access::empty())?.read_into(skip, now);
         dst = rest;
         skip = 0;
         if dst.is_empty() {

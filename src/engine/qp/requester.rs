@@ -119,6 +119,8 @@ pub(super) struct Requester {
     pub(super) no_room: Option<usize>,
     pub(super) in_line: [bool; 2],
     pub(super) woken: [bool; 2],
+    /// It has sent something in this turn.
+    pub(super) served: bool,
 }
 
 impl Requester {
@@ -154,6 +156,7 @@ impl Requester {
             no_room: None,
             in_line: [false; 2],
             woken: [false; 2],
+            served: false,
         }
     }
 

@@ -83,7 +83,7 @@ pub(super) struct Responder {
     /// The oldest receive belongs to the message: it tells its failure.
     taken: bool,
     /// Bytes of the open message received (SEND) or still to come (WRITE).
-    bytes: u64,
+    bytes: usize,
     write: Reth,
     /// A gap was NAKed, or a receiver-not-ready was; when.
     naked: Option<Instant>,
@@ -406,7 +406,7 @@ impl Qp {
         let payload = packet.payload();
         let Some((&wqe, words)) = self.rq.get(self.rq.tail()) else { return Err(INVALID) };
         self.resp.open = Open::Send;
-        if self.resp.bytes + payload.len() as u64 > u64::from(wqe.length) {
+        if self.resp.bytes + payload.len() > wqe.length as usize {
             c.count(Counter::RespLocalLengthError);
             return Err(Refusal::Fatal(NakCode::InvalidRequest, WcStatus::LocLen));
         }
@@ -415,7 +415,7 @@ impl Qp {
         {
             return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
         }
-        self.resp.bytes += payload.len() as u64;
+        self.resp.bytes += payload.len();
         if info.position.ends() {
             let mut flags = CqeFlags::empty();
             let mut extra = 0;
@@ -448,7 +448,7 @@ impl Qp {
         }
         self.check_length(packet)?;
         let payload = packet.payload();
-        let len = payload.len() as u64;
+        let len = payload.len();
         if let Some(reth) = packet.reth() {
             if reth.dma_len > MAX_LEN {
                 return Err(INVALID);
@@ -465,7 +465,7 @@ impl Qp {
                 )?;
             }
             self.resp.write = reth;
-            self.resp.bytes = u64::from(reth.dma_len);
+            self.resp.bytes = reth.dma_len as usize;
         }
         self.resp.open = Open::Write;
         let fits =
@@ -475,9 +475,9 @@ impl Qp {
         }
         if len > 0 {
             let Reth { va, rkey, dma_len } = self.resp.write;
-            let at = va.wrapping_add(u64::from(dma_len) - self.resp.bytes);
+            let at = va.wrapping_add((dma_len as usize - self.resp.bytes) as u64);
             c.mrs
-                .remote(self.pd, self.qpn, rkey, at, len, Access::REMOTE_WRITE)?
+                .remote(self.pd, self.qpn, rkey, at, len as u64, Access::REMOTE_WRITE)?
                 .write_from(0, payload);
             self.resp.bytes -= len;
         }

@@ -124,6 +124,7 @@ impl Qp {
     /// not find too little room itself.
     pub(crate) fn end_turn(&mut self) -> [Option<WindowId>; 2] {
         self.req.woken = [false; 2];
+        self.req.served = false;
         let Some((to_peer, to_us)) = self.windows else { return [None; 2] };
         let short = self.req.no_room.map(|which| if which == TO_US { to_us } else { to_peer });
         [to_peer, to_us].map(|id| Some(id).filter(|_| short != Some(id)))

@@ -1,4 +1,9 @@
 //! Two engines talking to each other, in virtual time.
 
+mod lifecycle;
+mod memory;
 pub(crate) mod pair;
+mod random;
 mod rc;
+mod sharing;
+mod sizes;

@@ -3,9 +3,10 @@
 //! The wire delays every packet by the same time and asks a rule what to do with it, so a test can lose
 //! exactly the third ACK. Everything both engines say is kept in `log`, to be compared or read.
 
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use crate::engine::cc::CongestionControl;
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter;
 use crate::engine::event::{AsyncEvent, Event};
@@ -36,6 +37,8 @@ pub(crate) struct Flying {
     pub(crate) to: usize,
     pub(crate) name: &'static str,
     pub(crate) psn: u32,
+    /// Queue pair that it goes to.
+    pub(crate) qpn: u32,
     pub(crate) syndrome: Option<u8>,
     pub(crate) at: Instant,
     /// How many packets of this name went to this side before.
@@ -49,8 +52,11 @@ pub(crate) struct Side {
     pub(crate) engine: Engine,
     pub(crate) pd: PdId,
     pub(crate) cqs: Arc<CqShared>,
+    pub(crate) cq: u32,
     pub(crate) qp: QpHandle,
     pub(crate) face: Arc<QpFace>,
+    /// All queue pairs, the one above first.
+    pub(crate) qps: Vec<(QpHandle, Arc<QpFace>)>,
     pub(crate) region: Arc<Region>,
     pub(crate) mr: Registered,
     pub(crate) events: Vec<AsyncEvent>,
@@ -59,10 +65,17 @@ pub(crate) struct Side {
 pub(crate) struct Pair {
     pub(crate) now: Instant,
     pub(crate) sides: [Side; 2],
-    wire: VecDeque<(Instant, u64, usize, RxMeta, Vec<u8>)>,
+    /// By time of arrival, then in the order of sending: to whom, how, what.
+    wire: BTreeMap<(Instant, u64), (usize, RxMeta, Vec<u8>)>,
     rule: Rule,
     pub(crate) log: Vec<Flying>,
+    seen: BTreeMap<(usize, &'static str), usize>,
+    /// Every byte that was sent, with its time, if it is to be kept.
+    pub(crate) tape: Option<Vec<u8>>,
     pub(crate) delay: Duration,
+    /// What a side does with plain ACKs.
+    pub(crate) acks: [Acks; 2],
+    loopback: bool,
     sequence: u64,
 }
 
@@ -72,6 +85,45 @@ pub(crate) const REGION: usize = 1 << 20;
 #[expect(clippy::cast_possible_truncation, reason = "of the position, the low bytes are wanted")]
 pub(crate) fn pattern(len: usize, salt: u8) -> Vec<u8> {
     (0..len).map(|i| (i as u8).wrapping_mul(31).wrapping_add((i >> 8) as u8) ^ salt).collect()
+}
+
+pub(crate) fn make_qp(
+    engine: &mut Engine,
+    pd: PdId,
+    cq: u32,
+    setup: &Setup,
+) -> (QpHandle, Arc<QpFace>) {
+    engine
+        .create_qp(QpInit {
+            kind: QpType::Rc,
+            pd,
+            send_cq: cq,
+            recv_cq: cq,
+            cap: setup.cap,
+            sig_all: setup.sig_all,
+            cc: setup.cc.map(|make| make()),
+        })
+        .unwrap()
+}
+
+/// The transitions from RESET to RTS.
+pub(crate) fn ways_up(setup: &Setup, peer: u32, dgid: Gid) -> [QpAttr; 3] {
+    [
+        QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access),
+        QpAttr::to(QpState::Rtr)
+            .ah(AhAttr { dgid, ..AhAttr::default() })
+            .path_mtu(setup.mtu)
+            .dest_qpn(peer)
+            .rq_psn(setup.psn)
+            .max_dest_rd_atomic(setup.dest_rd_atomic)
+            .min_rnr_timer(setup.min_rnr_timer),
+        QpAttr::to(QpState::Rts)
+            .sq_psn(setup.psn)
+            .timeout(setup.timeout)
+            .retry_cnt(setup.retry_cnt)
+            .rnr_retry(setup.rnr_retry)
+            .max_rd_atomic(setup.rd_atomic),
+    ]
 }
 
 /// What a pair is made with.
@@ -92,6 +144,7 @@ pub(crate) struct Setup {
     pub(crate) rx_buffer: Option<usize>,
     pub(crate) v6: bool,
     pub(crate) sig_all: bool,
+    pub(crate) cc: Option<fn() -> Box<dyn CongestionControl>>,
 }
 
 impl Default for Setup {
@@ -112,6 +165,7 @@ impl Default for Setup {
             rx_buffer: None,
             v6: false,
             sig_all: false,
+            cc: None,
         }
     }
 }
@@ -140,62 +194,72 @@ impl Pair {
             let mut engine = Engine::new(config, caps, vec![LocalGid { ip: ip(i), scope_id: 0 }]);
             let pd = engine.alloc_pd().unwrap();
             let (cq, cqs) = engine.create_cq(setup.cq_depth).unwrap();
-            let (qp, face) = engine
-                .create_qp(QpInit {
-                    kind: QpType::Rc,
-                    pd,
-                    send_cq: cq,
-                    recv_cq: cq,
-                    cap: setup.cap,
-                    sig_all: setup.sig_all,
-                    cc: None,
-                })
-                .unwrap();
+            let (qp, face) = make_qp(&mut engine, pd, cq, setup);
             let region = Region::alloc(REGION).unwrap();
             let access = Access::REMOTE | Access::MW_BIND;
             let mr =
                 engine.register(pd, Arc::clone(&region), IovaChoice::Allocate, access).unwrap();
-            Side { engine, pd, cqs, qp, face, region, mr, events: Vec::new() }
+            let qps = vec![(qp, Arc::clone(&face))];
+            Side { engine, pd, cqs, cq, qp, face, qps, region, mr, events: Vec::new() }
         });
         let mut pair = Self {
             now: Instant::from_nanos(1_000_000),
             sides,
-            wire: VecDeque::new(),
+            wire: BTreeMap::new(),
             rule: Box::new(|_| Fate::Pass),
             log: Vec::new(),
+            seen: BTreeMap::new(),
+            tape: None,
             delay: Duration::from_micros(2),
+            acks: [Acks::Send; 2],
+            loopback: false,
             sequence: 0,
         };
-        for i in 0..2 {
-            let peer = pair.sides[1 - i].face.qpn().raw();
-            let dgid = Gid::from(pair.sides[1 - i].engine.gids()[0].ip);
-            let modify = |pair: &mut Self, attr: QpAttr| {
-                let side = &mut pair.sides[i];
-                side.engine.modify_qp(pair.now, side.qp, &attr).unwrap();
-            };
-            let init = QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access);
-            modify(&mut pair, init);
-            modify(
-                &mut pair,
-                QpAttr::to(QpState::Rtr)
-                    .ah(AhAttr { dgid, ..AhAttr::default() })
-                    .path_mtu(setup.mtu)
-                    .dest_qpn(peer)
-                    .rq_psn(setup.psn)
-                    .max_dest_rd_atomic(setup.dest_rd_atomic)
-                    .min_rnr_timer(setup.min_rnr_timer),
-            );
-            modify(
-                &mut pair,
-                QpAttr::to(QpState::Rts)
-                    .sq_psn(setup.psn)
-                    .timeout(setup.timeout)
-                    .retry_cnt(setup.retry_cnt)
-                    .rnr_retry(setup.rnr_retry)
-                    .max_rd_atomic(setup.rd_atomic),
-            );
-        }
+        pair.connect(setup);
         pair
+    }
+
+    /// Another queue pair on each side, with the completion queues and memory of the first.
+    pub(crate) fn add_qp(&mut self, setup: &Setup) {
+        for side in &mut self.sides {
+            let qp = make_qp(&mut side.engine, side.pd, side.cq, setup);
+            side.qps.push(qp);
+        }
+        self.connect(setup);
+    }
+
+    /// Two queue pairs of side 0 that are connected to each other; side 1 is not there.
+    pub(crate) fn loopback(setup: &Setup) -> Self {
+        let mut pair = Self::new(setup);
+        pair.loopback = true;
+        let side = &mut pair.sides[0];
+        let dgid = Gid::from(side.engine.gids()[0].ip);
+        side.qps = [(); 2].map(|()| make_qp(&mut side.engine, side.pd, side.cq, setup)).into();
+        for i in 0..2 {
+            let peer = side.qps[1 - i].1.qpn().raw();
+            for attr in ways_up(setup, peer, dgid) {
+                side.engine.modify_qp(pair.now, side.qps[i].0, &attr).unwrap();
+            }
+        }
+        (pair.sides[1].mr, pair.sides[1].region) = {
+            let side = &pair.sides[0];
+            (side.mr, Arc::clone(&side.region))
+        };
+        pair
+    }
+
+    /// Brings the newest queue pairs up to RTS.
+    pub(crate) fn connect(&mut self, setup: &Setup) {
+        let ends = [0, 1].map(|i: usize| {
+            let side = &self.sides[i];
+            (side.qps.last().unwrap().clone(), Gid::from(side.engine.gids()[0].ip))
+        });
+        for i in 0..2 {
+            let (peer, dgid) = &ends[1 - i];
+            for attr in ways_up(setup, peer.1.qpn().raw(), *dgid) {
+                self.sides[i].engine.modify_qp(self.now, ends[i].0.0, &attr).unwrap();
+            }
+        }
     }
 
     /// Asks `rule` about every packet from now on.
@@ -236,23 +300,41 @@ impl Pair {
     }
 
     pub(crate) fn post(&mut self, side: usize, wqe: SendWqe, local: &[Sge]) {
-        let s = &mut self.sides[side];
-        let mut sq = s.face.sq.lock();
+        self.post_on(side, 0, wqe, local);
+    }
+
+    /// Posts on the `k`-th queue pair of a side.
+    pub(crate) fn post_on(&mut self, side: usize, k: usize, wqe: SendWqe, local: &[Sge]) {
+        self.stage_on(side, k, wqe, local);
+        self.ring(side, k);
+    }
+
+    /// Posts without telling the engine.
+    pub(crate) fn stage_on(&mut self, side: usize, k: usize, wqe: SendWqe, local: &[Sge]) {
+        let mut sq = self.sides[side].qps[k].1.sq.lock();
         sq.stage(wqe, local.iter().copied()).unwrap();
         sq.publish();
-        drop(sq);
-        s.engine.handle_doorbell(self.now, s.qp);
+    }
+
+    /// Tells the engine.
+    pub(crate) fn ring(&mut self, side: usize, k: usize) {
+        let s = &mut self.sides[side];
+        s.engine.handle_doorbell(self.now, s.qps[k].0);
         self.pump(side);
     }
 
     pub(crate) fn post_recv(&mut self, side: usize, wr_id: u64, local: &[Sge]) {
-        let s = &mut self.sides[side];
-        let mut rq = s.face.rq.lock();
+        self.post_recv_on(side, 0, wr_id, local);
+    }
+
+    pub(crate) fn post_recv_on(&mut self, side: usize, k: usize, wr_id: u64, local: &[Sge]) {
+        let face = Arc::clone(&self.sides[side].qps[k].1);
+        let mut rq = face.rq.lock();
         rq.stage(wr_id, local.iter().copied()).unwrap();
         rq.publish();
         drop(rq);
-        if s.face.state() == QpState::Err {
-            s.engine.handle_doorbell(self.now, s.qp);
+        if face.state() == QpState::Err {
+            self.ring(side, k);
         }
         self.pump(side);
     }
@@ -268,7 +350,7 @@ impl Pair {
         let mut buf = vec![0; 1 << 16];
         loop {
             let s = &mut self.sides[side];
-            let Some((t, _)) = s.engine.poll_transmit(self.now, Acks::Send, &mut buf) else {
+            let Some((t, _)) = s.engine.poll_transmit(self.now, self.acks[side], &mut buf) else {
                 break;
             };
             let size = t.segment_size.map_or(t.len, usize::from);
@@ -279,7 +361,8 @@ impl Pair {
                     df: Some(true),
                     gro_index: 0,
                 };
-                self.fly(1 - side, meta, datagram);
+                let to = if self.loopback { side } else { 1 - side };
+                self.fly(to, meta, datagram);
             }
         }
         let s = &mut self.sides[side];
@@ -293,11 +376,19 @@ impl Pair {
     fn fly(&mut self, to: usize, meta: RxMeta, datagram: &[u8]) {
         let packet = Packet::parse(datagram).expect("what we send can be parsed");
         let name = packet.info().name;
-        let nth = self.log.iter().filter(|p| p.to == to && p.name == name).count();
+        let seen = self.seen.entry((to, name)).or_default();
+        let nth = *seen;
+        *seen += 1;
+        if let Some(tape) = &mut self.tape {
+            tape.extend(self.now.as_nanos().to_le_bytes());
+            tape.extend(meta.ident.unwrap_or(0).to_le_bytes());
+            tape.extend(datagram);
+        }
         let flying = Flying {
             to,
             name,
             psn: packet.psn().raw(),
+            qpn: packet.dest_qp().raw(),
             syndrome: packet.aeth().map(|a| a.syndrome.as_u8()),
             at: self.now,
             nth,
@@ -307,7 +398,7 @@ impl Pair {
         let mut deliver = |extra: Duration| {
             self.sequence += 1;
             let at = self.now + self.delay + extra;
-            self.wire.push_back((at, self.sequence, to, meta, datagram.to_vec()));
+            self.wire.insert((at, self.sequence), (to, meta, datagram.to_vec()));
         };
         match fate {
             Fate::Pass => deliver(Duration::ZERO),
@@ -318,31 +409,38 @@ impl Pair {
             }
             Fate::Late(extra) => deliver(extra),
         }
-        self.wire.make_contiguous().sort_by_key(|&(at, sequence, ..)| (at, sequence));
     }
 
-    /// Delivers foreign bytes to `to` as if the peer had sent them.
-    pub(crate) fn inject(&mut self, to: usize, datagram: &[u8], ident: u16) {
-        let s = &mut self.sides[to];
-        let path = s.engine.qp_path(s.qp).unwrap();
-        let meta = RxMeta {
-            path: crate::net::Path { src: path.dst, dst: path.src, ..path },
-            ident: Some(ident),
-            df: Some(true),
-            gro_index: 0,
-        };
-        s.engine.handle_datagram(self.now, &meta, datagram);
-        self.pump(to);
+    fn next_arrival(&self) -> Option<Instant> {
+        self.wire.first_key_value().map(|(key, _)| key.0)
+    }
+
+    /// Delivers all that is under way; what that causes stays in the engines.
+    pub(crate) fn deliver_without_sending(&mut self) {
+        while let Some(((at, _), (to, meta, bytes))) = self.wire.pop_first() {
+            self.now = self.now.max(at);
+            self.sides[to].engine.handle_datagram(self.now, &meta, &bytes);
+        }
+    }
+
+    /// Takes all that is under way.
+    pub(crate) fn take_wire(&mut self) -> Vec<(RxMeta, Vec<u8>)> {
+        std::mem::take(&mut self.wire).into_values().map(|(_, meta, bytes)| (meta, bytes)).collect()
+    }
+
+    /// Copies of all that is under way.
+    pub(crate) fn peek_wire(&self) -> Vec<(usize, RxMeta, Vec<u8>)> {
+        self.wire.values().cloned().collect()
     }
 
     /// Lets one thing happen: the next packet, or the next timer. `false`: nothing is left.
     pub(crate) fn step(&mut self) -> bool {
-        let packet = self.wire.front().map(|p| p.0);
+        let packet = self.next_arrival();
         let timer = self.sides.iter().filter_map(|s| s.engine.poll_timeout()).min();
         let Some(next) = packet.into_iter().chain(timer).min() else { return false };
         self.now = self.now.max(next);
         if packet.is_some_and(|at| at <= self.now) {
-            let (_, _, to, meta, bytes) = self.wire.pop_front().unwrap();
+            let (_, (to, meta, bytes)) = self.wire.pop_first().unwrap();
             self.sides[to].engine.handle_datagram(self.now, &meta, &bytes);
             self.pump(to);
         } else {
@@ -368,7 +466,7 @@ impl Pair {
     pub(crate) fn run_for(&mut self, d: Duration) {
         let end = self.now + d;
         loop {
-            let packet = self.wire.front().map(|p| p.0);
+            let packet = self.next_arrival();
             let timer = self.sides.iter().filter_map(|s| s.engine.poll_timeout()).min();
             match packet.into_iter().chain(timer).min() {
                 Some(next) if next <= end => assert!(self.step()),
@@ -424,6 +522,7 @@ impl Pair {
         for side in &self.sides {
             assert_eq!(side.engine.poll_timeout(), None, "a timer is armed on an idle queue pair");
             assert!(!side.engine.has_transmit());
+            assert_eq!(side.engine.in_flight(), (0, 0), "windows are empty, and nobody waits");
         }
         assert!(self.wire.is_empty());
     }

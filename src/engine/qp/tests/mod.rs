@@ -2,8 +2,14 @@
 
 mod acks;
 mod duplicates;
+mod hostile;
 mod nak;
 mod psn;
+mod reads;
+mod requests;
+mod responses;
+mod retries;
 mod script;
 mod sequence;
 mod states;
+mod windows;

@@ -2,7 +2,7 @@
 
 use super::script::{In, RQ, Script, pkt};
 use crate::engine::counters::Counter as C;
-use crate::engine::event::AsyncEvent::{self, QpAccessErr, QpReqErr};
+use crate::engine::event::AsyncEvent::{QpAccessErr, QpReqErr};
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus;
 use crate::engine::tests::pair::Setup;
@@ -324,7 +324,7 @@ fn a_bad_key_comes_before_the_rest_of_the_lengths_and_before_alignment() {
 #[test]
 fn writes_whose_payload_is_not_what_the_header_says() {
     let tail = |name, len: usize| pkt(name, RQ + 1).len(len);
-    let (va, rkey) = { (Script::new().va(0), Script::new().rkey()) };
+    let (va, rkey) = (Script::new().va(0), Script::new().rkey());
     for packet in [
         pkt("WRITE_ONLY", RQ).reth(va, rkey, 9).len(8),
         pkt("WRITE_ONLY", RQ).reth(va, rkey, 7).len(8),
@@ -366,27 +366,17 @@ fn misaligned_atomics() {
 
 #[test]
 fn a_write_with_immediate_that_fails_uses_the_receive_up() {
-    let cases: [(fn(&Script) -> In, _, _); 3] = [
-        (
-            |s| pkt("WRITE_ONLY_IMM", RQ).reth(s.va(0), NO_KEY, 8).len(8),
-            ACCESS,
-            WcStatus::LocAccess,
-        ),
-        (
-            |s| pkt("WRITE_ONLY_IMM", RQ).reth(s.va(0), s.rkey(), 9).len(8),
-            INVALID,
-            WcStatus::RemInvReq,
-        ),
-        (
-            |s| pkt("WRITE_ONLY_IMM", RQ).reth(s.va(0), s.rkey(), 1025).len(1025),
-            INVALID,
-            WcStatus::RemInvReq,
-        ),
-    ];
-    for (packet, nak, status) in cases {
+    let (va, rkey) = (Script::new().va(0), Script::new().rkey());
+    let write = |rkey, dma_len: usize, len: usize| {
+        pkt("WRITE_ONLY_IMM", RQ).reth(va, rkey, dma_len).len(len)
+    };
+    for (packet, nak, status) in [
+        (write(NO_KEY, 8, 8), ACCESS, WcStatus::LocAccess),
+        (write(rkey, 9, 8), INVALID, WcStatus::RemInvReq),
+        (write(rkey, 1025, 1025), INVALID, WcStatus::RemInvReq),
+    ] {
         let mut s = Script::new();
         s.post_recv(8, 0, 64);
-        let packet = packet(&s);
         fatal_receive(&mut s, packet, nak, status);
     }
 }

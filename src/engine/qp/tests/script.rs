@@ -70,21 +70,7 @@ pub(super) fn opcode(name: &str) -> Opcode {
 /// A packet of RC, without payload and with headers of zeros.
 #[track_caller]
 pub(super) fn pkt(name: &str, psn: u32) -> In {
-    let opcode = opcode(name);
-    let bth = Bth {
-        opcode: opcode.as_u8(),
-        se: false,
-        m: false,
-        pad_count: 0,
-        tver: 0,
-        pkey: Pkey::DEFAULT,
-        fecn: false,
-        becn: false,
-        dest_qp: Qpn::default(),
-        ack_req: false,
-        psn: Psn::new(psn),
-    };
-    In { opcode, bth, ext: Ext::default(), payload: Vec::new(), pad: None }
+    In::of(opcode(name), psn)
 }
 
 /// An ACKNOWLEDGE with this syndrome byte.
@@ -93,6 +79,24 @@ pub(super) fn ack(psn: u32, syndrome: u8) -> In {
 }
 
 impl In {
+    /// A packet without payload and with headers of zeros.
+    pub(super) fn of(opcode: Opcode, psn: u32) -> Self {
+        let bth = Bth {
+            opcode: opcode.as_u8(),
+            se: false,
+            m: false,
+            pad_count: 0,
+            tver: 0,
+            pkey: Pkey::DEFAULT,
+            fecn: false,
+            becn: false,
+            dest_qp: Qpn::default(),
+            ack_req: false,
+            psn: Psn::new(psn),
+        };
+        Self { opcode, bth, ext: Ext::default(), payload: Vec::new(), pad: None }
+    }
+
     /// Asks for an ACK.
     pub(super) fn ask(mut self) -> Self {
         self.bth.ack_req = true;
@@ -166,8 +170,8 @@ impl In {
 
     /// A congestion notification packet.
     pub(super) fn cnp() -> Self {
-        let packet = pkt("ACK", 0);
-        Self { opcode: Opcode::CNP, bth: Bth { opcode: 0x81, becn: true, ..packet.bth }, ..packet }
+        let packet = Self::of(Opcode::CNP, 0);
+        Self { bth: Bth { becn: true, ..packet.bth }, ..packet }
     }
 
     pub(super) fn is_read(&self) -> bool {
@@ -327,11 +331,6 @@ impl Script {
     /// From now on plain ACKs are held.
     pub(super) fn hold_acks(&mut self) {
         self.acks = Acks::Hold;
-    }
-
-    pub(super) fn send_acks(&mut self) {
-        self.acks = Acks::Send;
-        self.pump();
     }
 
     /// The way from the peer to us.
