@@ -1,4 +1,70 @@
-//! softroce
+//! The RDMA NIC you can `cargo add`: RoCEv2 in user space.
+//!
+//! A NIC of this crate is an ordinary object of an ordinary process. It speaks RoCEv2, the protocol of
+//! RDMA over Ethernet, on UDP port 4791; programs drive it through safe verbs that are named and behave
+//! like those of libibverbs. The same program runs on real sockets and on a simulated network in virtual
+//! time ([`sim`]).
+//!
+//! # What it is not
+//! It does not bypass the kernel, and one device uses about one core: it is for developing, testing and
+//! understanding RDMA programs, not for replacing hardware. Only reliable connections are built so far;
+//! what is missing is refused with `EOPNOTSUPP` and a sentence.
+//!
+//! # The picture
+//! ```text
+//!   verbs     Context ─ ProtectionDomain ─ MemoryRegion, QueuePair ─ CompletionQueue
+//!     │          post_send, post_recv                        poll, wait
+//!     ▼              ▼                                          ▲
+//!   engine    requester ── packets ──►          ──► responder ── completions
+//!     ▲           ▲      ACKs, data ◄── network ◄──     │
+//!     │           └─────── completer                    ▼
+//!   memory    every access by key, range, right and protection domain
+//! ```
+//!
+//! # The smallest program
+//! ```
+//! use softroce::prelude::*;
+//! use softroce::sim::{Link, Sim};
+//!
+//! # fn main() -> Result<()> {
+//! let sim = Sim::new(1); // or softroce::open()? in two processes
+//! let [a, b] = sim.hosts(Link::default());
+//! let (pa, cq) = (a.alloc_pd()?, a.create_cq(16)?);
+//! let (pb, theirs) = (b.alloc_pd()?, b.create_cq(16)?);
+//! let x = pa.create_qp(QpType::Rc, &cq).build()?;
+//! let y = pb.create_qp(QpType::Rc, &theirs).build()?;
+//! x.connect(&y.endpoint())?;
+//! y.connect(&x.endpoint())?;
+//!
+//! let lent = pb.alloc_mr(4096, Access::REMOTE)?;
+//! x.post_send(SendWr::write(1, inline(b"hello"), lent.remote()))?;
+//! cq.wait(Duration::from_secs(1))?.ok()?;
+//! assert_eq!(lent.to_vec(0..5), b"hello");
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! # Threads and progress
+//! Every handle is `Send` and `Sync`, and every verb takes `&self`. While a program polls or waits, its own
+//! thread does the device's work; while it computes, a background thread does (peers' READs and WRITEs
+//! are served by a program that never calls in). `SOFTROCE_SPIN_US` says how long a waiter looks before it
+//! sleeps, 50 by default; `SOFTROCE_PROGRESS=manual` does without the thread.
+//!
+//! # Safety
+//! Registered memory may change at any time, so it is read and written through
+//! [`MemoryRegion`](verbs::MemoryRegion), by word-sized atomics. Posting is safe: requests carry keys, and a key
+//! that is wrong or gone is a completion status. `unsafe` is left where a program registers memory of its own
+//! ([`reg_mr`](verbs::ProtectionDomain::reg_mr)) or wants a plain slice of it.
+//!
+//! # Errors
+//! Each error names the verb, its errno, and a [`Cause`](verbs::Cause): the attribute at fault, the values, and
+//! the way out.
+//!
+//! # Features
+//! - `udp` (default): devices on real networks, `soft:lo` and `soft:IFACE`. Linux. Without it the simulation
+//!   remains, on any platform.
+//! - `serde`: `Serialize` and `Deserialize` for what programs tell each other.
+//! - `unstable-internals`: the layers below the verbs, without any promise.
 
 // Without the feature, much of the layers below the verbs is reachable only through them, or not at all;
 // what is really unused shows with it.
@@ -80,3 +146,8 @@ pub mod internals {
         pub use crate::seed::*;
     }
 }
+
+/// The program of the README, as a test.
+#[cfg(doctest)]
+#[doc = include_str!("../README.md")]
+struct Readme;

@@ -607,10 +607,14 @@ impl RawPing {
     /// What the socket says.
     pub(crate) fn run_for(&mut self, mut go_on: impl FnMut(u64) -> bool) -> io::Result<Sample> {
         let mut record = Record::new(2);
+        // An answer that came too late for the last run would always be one ahead in this one.
+        while self.player.receiver.receive(&self.player.socket)?.is_some() {}
         while go_on(record.sample.packets) {
             let started = now();
             self.player.send(&self.to)?;
-            let Some(got) = self.player.receive(|| go_on(record.sample.packets))? else { break };
+            // A round that was begun is finished.
+            let patient = || ns(started) < u64::from(PATIENCE_MS) * 1_000_000;
+            let Some(got) = self.player.receive(patient)? else { break };
             record.sample.bad += u64::from(!self.player.is_sound(&got));
             record.step(started, 2, false);
         }

@@ -89,7 +89,7 @@ impl Engine {
             self.common.count(Counter::DropAddress);
             return;
         }
-        if !packet.bth().pkey.matches(Pkey::DEFAULT) {
+        if !packet.pkey().matches(Pkey::DEFAULT) {
             self.common.count(Counter::BadPkeyCntr);
             return;
         }

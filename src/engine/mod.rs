@@ -207,6 +207,11 @@ impl Engine {
         (self.timers.next_due(), self.acks_due)
     }
 
+    /// Whether the pass so far has completed a receive.
+    pub fn has_received(&self) -> bool {
+        self.common.received
+    }
+
     /// Whether the pass so far has completed a receive; asking resets it.
     pub fn take_received(&mut self) -> bool {
         std::mem::take(&mut self.common.received)

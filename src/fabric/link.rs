@@ -35,7 +35,7 @@ const UPLINK_QUEUE: usize = 64 << 10;
 /// host: a packet between two hosts with `loss: 0.01` is lost once in a hundred times, not twice.
 ///
 /// ```
-/// use softroce::{fabric::Link, time::Duration};
+/// use softroce::{sim::Link, time::Duration};
 /// let wan = Link { delay: Duration::from_millis(5), loss: 0.001, ..Link::default() };
 /// assert_eq!(wan.bits_per_s, 100_000_000_000);
 /// ```

@@ -20,6 +20,9 @@ const RECEIVE_BYTES: usize = 256 << 10;
 const FEW_BYTES: usize = 16 << 10;
 /// Transmissions that one pass sends. A segmented one counts as one.
 const TRANSMITS: usize = 64;
+/// A pass that moves so much takes long enough for the time at its beginning to be out of date at its end.
+const LONG_BYTES: usize = 32 << 10;
+const LONG_TRANSMITS: usize = 4;
 /// Timers that one pass handles.
 const TIMERS: usize = 256;
 /// Room that must be left in the staging buffer for another transmission: a whole segmented one, so that
@@ -28,7 +31,9 @@ const ROOM_SEGMENTED: usize = 60 << 10;
 const ROOM_SINGLE: usize = 5 << 10;
 /// When to try again after the network took no more.
 const RETRY_SEND: Duration = Duration::from_micros(50);
-/// How much later than asked a held ACK may leave when nobody makes passes: a thread that leaves the port
+/// Bytes of a plain ACK, BTH to ICRC.
+const ACK_LEN: usize = 20;
+/// How much later than asked a held ACK may leave, or one that came be looked at, when nobody makes passes: a thread that leaves the port
 /// to a polling application looks again after this time, and is not woken for an ACK.
 const ACK_SLACK: Duration = Duration::from_millis(1);
 
@@ -48,6 +53,8 @@ pub(super) enum Work {
 pub(super) struct Passed {
     /// Something moved.
     pub(super) progress: bool,
+    /// So much moved that it took a while.
+    pub(super) long: bool,
     /// When the engine wants to be called again.
     pub(super) next: Instant,
     /// Wakers lie in [`Core::wakers`].
@@ -62,6 +69,8 @@ pub(super) struct Core {
     pub(super) engine: Engine,
     pub(super) port: Box<dyn Port>,
     rx: RxBatch,
+    /// Position of a datagram in `rx` that is still to be looked at: the last one, an ACK.
+    left_at: Option<usize>,
     tx: TxBatch,
     /// Doorbells taken from the list that everybody may write.
     pub(super) bells: Vec<QpHandle>,
@@ -83,6 +92,7 @@ impl Core {
             engine,
             port,
             rx,
+            left_at: None,
             tx: TxBatch::default(),
             bells: Vec::new(),
             cqs: Vec::new(),
@@ -96,9 +106,11 @@ impl Core {
 
     /// One pass at `now`.
     pub(super) fn pass(&mut self, now: Instant, work: Work) -> Passed {
-        let mut progress = false;
+        let (mut progress, mut long) = (false, false);
         if work != Work::Send {
-            progress |= self.receive(now);
+            let received = self.receive(now, work);
+            progress |= received > 0;
+            long |= received >= LONG_BYTES;
             let due = self.engine.poll_timeout().is_some_and(|t| t <= now);
             if due {
                 progress |= self.engine.handle_timeout(now, TIMERS);
@@ -110,10 +122,13 @@ impl Core {
         self.bells.clear();
         let received = self.engine.take_received();
         let acks = if work == Work::Poll && received { Acks::Hold } else { Acks::Send };
-        progress |= self.transmit(now, acks);
+        let sent = self.transmit(now, acks);
+        progress |= sent > 0;
+        long |= sent >= LONG_TRANSMITS;
         let told = self.tell();
         Passed {
             progress: progress | told,
+            long,
             next: self.next(now),
             wakers: !self.wakers.is_empty(),
             now,
@@ -121,27 +136,43 @@ impl Core {
     }
 
     /// Receives until about a quarter of a megabyte has come, or nearly nothing more is there.
-    fn receive(&mut self, now: Instant) -> bool {
+    /// Says how many bytes that were.
+    fn receive(&mut self, now: Instant, work: Work) -> usize {
         let mut total = 0;
+        if let Some(at) = self.left_at.take() {
+            for (meta, datagram) in self.rx.iter().skip(at) {
+                self.engine.handle_datagram(now, &meta, datagram);
+                total += datagram.len();
+            }
+        }
         while total < RECEIVE_BYTES && !self.broken {
             if let Err(_e) = self.port.recv(&mut self.rx) {
                 self.fail();
                 break;
             }
-            for (meta, datagram) in self.rx.iter() {
+            let last = self.rx.datagrams().saturating_sub(1);
+            for (i, (meta, datagram)) in self.rx.iter().enumerate() {
+                // Somebody looks for a message, and here it is. The ACK behind it, for the message before, can
+                // wait until that somebody looks again.
+                let late = work == Work::Poll && i == last && datagram.len() <= ACK_LEN;
+                if late && self.engine.has_received() {
+                    self.left_at = Some(i);
+                    break;
+                }
                 self.engine.handle_datagram(now, &meta, datagram);
             }
             let bytes = self.rx.bytes();
             total += bytes;
-            if bytes < FEW_BYTES {
+            if bytes < FEW_BYTES || self.left_at.is_some() {
                 break;
             }
         }
-        total > 0
+        total
     }
 
-    /// Sends what the engine has, until the network takes no more or the bound is reached.
-    fn transmit(&mut self, now: Instant, acks: Acks) -> bool {
+    /// Sends what the engine has, until the network takes no more or the bound is reached. Says how many
+    /// transmissions were made.
+    fn transmit(&mut self, now: Instant, acks: Acks) -> usize {
         let mut sent = 0;
         loop {
             let segmented = self.engine.caps().gso_segments_v4 > 1;
@@ -155,11 +186,11 @@ impl Core {
                 sent += 1;
             }
             if self.tx.is_empty() || self.broken {
-                return sent > 0;
+                return sent;
             }
             if let Err(_e) = self.port.send(&mut self.tx) {
                 self.fail();
-                return true;
+                return sent.max(1);
             }
             // A kernel that refuses to segment shows it here, and the packets that follow must know.
             let caps = self.port.caps();
@@ -167,7 +198,7 @@ impl Core {
                 self.engine.set_caps(caps);
             }
             if !self.tx.is_empty() || sent >= TRANSMITS {
-                return sent > 0;
+                return sent;
             }
         }
     }
@@ -230,7 +261,8 @@ impl Core {
             (timer, None) => timer,
         };
         let port = (!self.tx.is_empty()).then(|| now + RETRY_SEND);
-        engine.into_iter().chain(port).min().unwrap_or(Instant::FAR_FUTURE)
+        let left = self.left_at.map(|_| now + ACK_SLACK);
+        engine.into_iter().chain(port).chain(left).min().unwrap_or(Instant::FAR_FUTURE)
     }
 
     /// When the engine wants to be called, exactly. (A simulated network says when it takes more.)

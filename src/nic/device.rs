@@ -47,12 +47,13 @@ impl Limits {
     };
 }
 
-/// A stable, non-zero identifier made from a device's first address: an EUI-64 with the bit of locally
-/// administered ones.
+/// A stable, non-zero identifier made from a device's first address, in the form of an EUI-64 that is locally
+/// administered.
 pub fn guid(addresses: &[PortAddress]) -> u64 {
     match addresses.first().map(|a| a.ip) {
         Some(IpAddr::V4(v4)) => {
-            0x0253_52ff_fe00_0000 << 8 >> 8 ^ u64::from(u32::from(v4)) | 0x02 << 56
+            let [a, b, c, d] = v4.octets();
+            u64::from_be_bytes([0x02, 0x52, a, 0xff, 0xfe, b, c, d])
         }
         Some(IpAddr::V6(v6)) => {
             // The interface identifier, if the address has one; else whatever tells it apart.

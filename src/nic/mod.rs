@@ -389,8 +389,8 @@ impl Nic {
             _ => None,
         };
         let mut passed = core.pass(now, work);
-        // An empty pass is short; the time of others matters to whoever asks how long ago the last one was.
-        if passed.progress && matches!(self.time, Time::Real { .. }) {
+        // Somebody may ask how long ago the last pass was, and means its end.
+        if passed.long && matches!(self.time, Time::Real { .. }) {
             passed.now = self.now();
         }
         #[cfg(feature = "unstable-internals")]

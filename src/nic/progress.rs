@@ -331,7 +331,12 @@ impl Progress {
             if looks >= few && (now >= until || !spinner.welcome) {
                 return None;
             }
-            std::hint::spin_loop();
+            if looks < few {
+                std::hint::spin_loop();
+            } else {
+                // Whoever is to answer may be waiting for this core: two processes share one by chance.
+                thread::yield_now();
+            }
         }
         None
     }

@@ -18,6 +18,11 @@ impl Signal {
     pub fn lower(&self) {
         self.0.sub();
     }
+
+    /// Whether somebody has the descriptor, and may sleep on it without our knowing.
+    pub fn is_watched(&self) -> bool {
+        self.0.is_open()
+    }
 }
 
 impl fmt::Debug for Signal {
@@ -60,6 +65,10 @@ mod imp {
             }
         }
 
+        pub(super) fn is_open(&self) -> bool {
+            self.fd.get().is_some()
+        }
+
         pub(super) fn fd(&self) -> std::io::Result<BorrowedFd<'_>> {
             let count = self.count.lock();
             if self.fd.get().is_none() {
@@ -96,6 +105,9 @@ mod imp {
     impl Signal {
         pub(super) fn add(&self) {}
         pub(super) fn sub(&self) {}
+        pub(super) fn is_open(&self) -> bool {
+            false
+        }
     }
 }
 
@@ -114,6 +126,7 @@ mod tests {
         let s = Signal::default();
         s.raise();
         s.raise();
+        assert!(!s.is_watched());
         assert!(readable(&s), "what came before the descriptor counts");
         s.lower();
         assert!(readable(&s));
@@ -121,5 +134,6 @@ mod tests {
         assert!(!readable(&s));
         s.raise();
         assert!(readable(&s));
+        assert!(s.is_watched());
     }
 }

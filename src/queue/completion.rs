@@ -132,6 +132,9 @@ impl CqShared {
     /// Takes up to `max` completions, in order, and gives each to `out`, which runs under the queue's lock and
     /// must not come back here. Says how many. If `out` panics, the completion it was given is gone.
     pub fn poll(&self, max: usize, mut out: impl FnMut(&Cqe)) -> usize {
+        if self.is_empty() {
+            return 0;
+        }
         let mut consumer = self.poll.lock();
         let to = consumer.ring.tail();
         let mut batch = Batch { consumer: &mut consumer, taken: &self.taken.0, to };

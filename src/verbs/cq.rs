@@ -139,16 +139,20 @@ impl CompletionQueue {
     /// `EINVAL`: the queue has no channel.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
-        if self.0.channel.is_none() {
+        let Some(channel) = &self.0.channel else {
             return Err(Error::verb(
                 "ibv_req_notify_cq",
                 Cause::Invalid {
                     what: "the queue has no completion channel: give it one with cq_builder".into(),
                 },
             ));
-        }
+        };
         self.0.entry.shared.arm(solicited_only);
-        self.0.ctx.nic().hand_over();
+        // Whoever waits for the event in `CompChannel::wait` looks after the port there. Whoever sleeps on the
+        // descriptor relies on somebody else for that.
+        if channel.0.channel.signal.is_watched() {
+            self.0.ctx.nic().hand_over();
+        }
         Ok(())
     }
 

@@ -260,7 +260,7 @@ impl QueuePair {
     }
 
     fn init_attr(&self) -> QpAttr {
-        QpAttr::to(QpState::Init).port(self.port).pkey_index(0_u16).access(self.access)
+        QpAttr::to(QpState::Init).port(self.port).pkey_index(0).access(self.access)
     }
 
     /// INIT to RTS against a peer, with ordinary timers: the smaller path MTU and READ depth of both

@@ -75,6 +75,9 @@ impl IpFields {
 /// Length of the masked headers: IP, UDP, BTH.
 const V4_LEN: usize = 20 + 8 + Bth::LEN;
 const V6_LEN: usize = 40 + 8 + Bth::LEN;
+/// What stands behind the BTH of a short packet is summed together with the headers: each start of a CRC costs
+/// as much as these bytes do.
+const SHORT: usize = 64;
 
 /// The ICRC of a datagram, as a number. `sealed` is the datagram from the BTH to the pad, without the ICRC.
 ///
@@ -84,10 +87,9 @@ const V6_LEN: usize = 40 + 8 + Bth::LEN;
 pub fn compute(ip: &IpFields, sealed: &[u8]) -> u32 {
     let Some((bth, rest)) = sealed.split_first_chunk() else { return 0 };
     let udp_len = (8 + sealed.len() + LEN) as u16;
-    let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_ONES);
-    match *ip {
+    let mut b = [0xff; V6_LEN + SHORT];
+    let len = match *ip {
         IpFields(Family::V4 { src, dst, ident, df, src_port }) => {
-            let mut b = [0xff; V4_LEN];
             b[0] = 0x45;
             b[2..4].copy_from_slice(&udp_len.wrapping_add(20).to_be_bytes());
             b[4..6].copy_from_slice(&ident.to_be_bytes());
@@ -96,21 +98,27 @@ pub fn compute(ip: &IpFields, sealed: &[u8]) -> u32 {
             b[9] = UDP;
             b[12..16].copy_from_slice(&src.octets());
             b[16..20].copy_from_slice(&dst.octets());
-            b[20..].copy_from_slice(&masked_transport(src_port, udp_len, bth));
-            hasher.update(&b);
+            b[20..V4_LEN].copy_from_slice(&masked_transport(src_port, udp_len, bth));
+            V4_LEN
         }
         IpFields(Family::V6 { src, dst, src_port }) => {
-            let mut b = [0xff; V6_LEN];
             b[0] = 0x6f;
             b[4..6].copy_from_slice(&udp_len.to_be_bytes());
             b[6] = UDP;
             b[8..24].copy_from_slice(&src.octets());
             b[24..40].copy_from_slice(&dst.octets());
-            b[40..].copy_from_slice(&masked_transport(src_port, udp_len, bth));
-            hasher.update(&b);
+            b[40..V6_LEN].copy_from_slice(&masked_transport(src_port, udp_len, bth));
+            V6_LEN
         }
+    };
+    let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_ONES);
+    if rest.len() <= SHORT {
+        b[len..len + rest.len()].copy_from_slice(rest);
+        hasher.update(&b[..len + rest.len()]);
+    } else {
+        hasher.update(&b[..len]);
+        hasher.update(rest);
     }
-    hasher.update(rest);
     hasher.finalize()
 }
 

@@ -11,7 +11,7 @@ use super::bth::Bth;
 use super::error::Error;
 use super::headers::{AtomicAckEth, AtomicEth, Deth, Ext, Feth, Ieth, ImmDt, Rdeth, Reth, Xrceth};
 use super::icrc::{self, IpFields};
-use super::num::{Psn, Qpn};
+use super::num::{Pkey, Psn, Qpn};
 use super::opcode::{Headers, Info, Opcode};
 
 /// A received datagram whose lengths agree with its opcode.
@@ -88,6 +88,11 @@ impl<'a> Packet<'a> {
     /// The base transport header.
     pub fn bth(&self) -> Bth {
         Bth::parse(self.chunk(0))
+    }
+
+    /// Partition key.
+    pub fn pkey(&self) -> Pkey {
+        Pkey(u16::from_be_bytes(*self.chunk(2)))
     }
 
     /// Packet sequence number.
@@ -250,20 +255,27 @@ impl<'b> PacketBuilder<'b> {
         assert!(buf.len() >= size, "a buffer of {} bytes for a packet of {size}", buf.len());
         let buf = &mut buf[..size];
         let info = opcode.info();
-        let mut cursor = Cursor { info, front: &mut buf[..info.header_len] };
-        let pad_count = pad_len(payload_len);
-        cursor.front[..Bth::LEN].copy_from_slice(&Bth { pad_count, ..*bth }.emit());
-        cursor.put(Headers::RDETH, || ext.rdeth.unwrap_or_default().emit());
-        cursor.put(Headers::DETH, || ext.deth.unwrap_or_default().emit());
-        cursor.put(Headers::XRCETH, || ext.xrceth.unwrap_or_default().emit());
-        cursor.put(Headers::FETH, || ext.feth.unwrap_or_default().emit());
-        cursor.put(Headers::RETH, || ext.reth.unwrap_or_default().emit());
-        cursor.put(Headers::ATOMIC_ETH, || ext.atomic.unwrap_or_default().emit());
-        cursor.put(Headers::AETH, || ext.aeth.map_or([0; Aeth::LEN], |h| h.emit()));
-        cursor.put(Headers::ATOMIC_ACK_ETH, || ext.atomic_ack.unwrap_or_default().emit());
-        cursor.put(Headers::IMMDT, || ext.immdt.unwrap_or_default().emit());
-        cursor.put(Headers::IETH, || ext.ieth.unwrap_or_default().emit());
-        cursor.put(Headers::CNP_PAD, || [0; 16]);
+        let (bth_bytes, mut front) = buf[..info.header_len].split_at_mut(Bth::LEN);
+        bth_bytes.copy_from_slice(&Bth { pad_count: pad_len(payload_len), ..*bth }.emit());
+        // The bits of the set are in the order of the headers on the wire.
+        let mut left = info.headers.bits();
+        while left != 0 {
+            let which = Headers::from_bits_retain(1 << left.trailing_zeros());
+            left &= left - 1;
+            front = match which {
+                Headers::RDETH => put(front, ext.rdeth.unwrap_or_default().emit()),
+                Headers::DETH => put(front, ext.deth.unwrap_or_default().emit()),
+                Headers::XRCETH => put(front, ext.xrceth.unwrap_or_default().emit()),
+                Headers::FETH => put(front, ext.feth.unwrap_or_default().emit()),
+                Headers::RETH => put(front, ext.reth.unwrap_or_default().emit()),
+                Headers::ATOMIC_ETH => put(front, ext.atomic.unwrap_or_default().emit()),
+                Headers::AETH => put(front, ext.aeth.map_or([0; Aeth::LEN], |h| h.emit())),
+                Headers::ATOMIC_ACK_ETH => put(front, ext.atomic_ack.unwrap_or_default().emit()),
+                Headers::IMMDT => put(front, ext.immdt.unwrap_or_default().emit()),
+                Headers::IETH => put(front, ext.ieth.unwrap_or_default().emit()),
+                _ => put(front, [0; 16]),
+            };
+        }
         Self { buf, header_len: info.header_len, payload_len }
     }
 
@@ -296,26 +308,18 @@ const fn pad_len(payload_len: usize) -> u8 {
     (payload_len.wrapping_neg() & 3) as u8
 }
 
-struct Cursor<'h> {
-    info: &'static Info,
-    front: &'h mut [u8],
-}
-
-impl Cursor<'_> {
-    /// Writes a header where the opcode has it, if it has it.
-    fn put<const N: usize>(&mut self, which: Headers, emit: impl FnOnce() -> [u8; N]) {
-        debug_assert_eq!(which.len(), N);
-        if let Some(at) = self.info.offset_of(which) {
-            self.front[at..at + N].copy_from_slice(&emit());
-        }
-    }
+/// Writes a header to the front, which has room for all headers of the opcode; gives what is left of it.
+fn put<const N: usize>(front: &mut [u8], header: [u8; N]) -> &mut [u8] {
+    let (place, rest) = front.split_at_mut(N);
+    place.copy_from_slice(&header);
+    rest
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::wire::aeth::Syndrome;
-    use crate::wire::num::{Msn, Pkey, Qkey, Rkey};
+    use crate::wire::num::{Msn, Qkey, Rkey};
     use proptest::prelude::*;
 
     fn ip() -> IpFields {

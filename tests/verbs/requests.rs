@@ -298,7 +298,7 @@ fn what_is_not_offered_yet_is_refused() {
     no("AH of a completion", ah.unwrap_err().errno());
     no("windows of type 1", pd.alloc_mw(MwType::Type1).unwrap_err().errno());
     let alt = AltPath { ah: theirs_ah(&b), pkey_index: 0, timeout: 14 };
-    no("alternate path", a.qp.modify(&QpAttr::default().alt(alt)).unwrap_err().errno());
+    no("alternate path", a.qp.modify(&QpAttr::default().alt(Box::new(alt))).unwrap_err().errno());
     let migrate = QpAttr::default().path_mig(MigState::Rearm);
     no("migration", a.qp.modify(&migrate).unwrap_err().errno());
     no("rate limit", a.qp.modify(&QpAttr::default().rate_limit(1000_u32)).unwrap_err().errno());

@@ -10,7 +10,7 @@ const EINVAL: i32 = 22;
 const EBUSY: i32 = 16;
 
 fn init() -> QpAttr {
-    QpAttr::to(QpState::Init).port(1).pkey_index(0_u16).access(Access::REMOTE)
+    QpAttr::to(QpState::Init).port(1).pkey_index(0).access(Access::REMOTE)
 }
 
 fn rtr(peer: &QpEndpoint) -> QpAttr {
@@ -142,7 +142,7 @@ fn values_out_of_range_are_named_with_what_would_do() {
         (full().rq_psn(1_u32 << 24), range("rq_psn", 1 << 24, 0xff_ffff)),
         (full().max_dest_rd_atomic(129), range("max_dest_rd_atomic", 129, 128)),
         (full().min_rnr_timer(32), range("min_rnr_timer", 32, 31)),
-        (full().pkey_index(1_u16), range("pkey_index", 1, 0)),
+        (full().pkey_index(1), range("pkey_index", 1, 0)),
         (full().ah(far_gid), range("ah.sgid_index", 200, last)),
         (full().ah(AhAttr::default()), Cause::AddressFamily),
     ] {

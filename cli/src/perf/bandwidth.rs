@@ -102,8 +102,7 @@ pub(super) fn pump(side: &mut Side, size: u32) -> Result<Measured> {
     let mut idle = Idle::new();
     loop {
         over |= end.is_some_and(|end| times.start.elapsed() >= end);
-        for q in 0..lanes.len() {
-            let lane = &mut lanes[q];
+        for (q, lane) in lanes.iter_mut().enumerate() {
             loop {
                 let room = u64::from(plan.tx_depth) - (lane.posted - lane.completed);
                 let left = if over { 0 } else { goal - lane.posted };

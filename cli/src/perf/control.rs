@@ -62,8 +62,8 @@ pub(super) enum Order {
     Ended { messages: u64 },
     /// All sizes are done, and this is what came out; answered with [`Drops`].
     Report { rows: Vec<Row> },
-    /// Good bye.
-    Bye,
+    /// Good bye, and what both sides have dropped.
+    Bye { drops: Drops },
 }
 
 /// The server is ready.
@@ -276,10 +276,10 @@ mod tests {
         let (mut a, mut b) = pair();
         assert!(!b.is_ready().unwrap());
         a.send(&Order::Begin { size: 7 }).unwrap();
-        a.send(&Order::Bye).unwrap();
+        a.send(&Order::Bye { drops: Drops::default() }).unwrap();
         assert!(matches!(b.receive(PATIENCE).unwrap(), Order::Begin { size: 7 }));
         assert!(b.is_ready().unwrap());
-        assert!(matches!(b.receive(PATIENCE).unwrap(), Order::Bye));
+        assert!(matches!(b.receive(PATIENCE).unwrap(), Order::Bye { .. }));
         assert!(!b.is_ready().unwrap());
     }
 

@@ -183,7 +183,7 @@ mod tests {
         assert_eq!(times.rounds, KEPT as u64 + 3);
         let sorted = times.sorted();
         assert_eq!(sorted.len(), KEPT);
-        assert_eq!((sorted[0], sorted[KEPT - 1]), (3, KEPT as u32 + 2));
+        assert_eq!((sorted[0], sorted[KEPT - 1] as usize), (3, KEPT + 2));
         let mut few = Times::new(Until::Iterations(2));
         few.record(Duration::from_secs(5));
         few.record(Duration::from_nanos(7));

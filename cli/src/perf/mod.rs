@@ -9,8 +9,10 @@
 //! line and exit status 2, a run that failed one line and exit status 1.
 
 use std::fmt;
-use std::io::{self, Write};
+use std::io;
 use std::process::ExitCode;
+
+use crate::output;
 
 mod bandwidth;
 mod control;
@@ -119,11 +121,10 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     };
     let (what, status) = match result {
         Ok(()) => return ExitCode::SUCCESS,
-        Err(Failure::Usage(what)) => (what, 2),
+        Err(Failure::Usage(what)) => (what, output::BAD_INPUT),
         Err(Failure::Run(what)) => (what, 1),
     };
-    // If the standard error is closed there is nobody to tell.
-    let _ = writeln!(io::stderr(), "softroce perf: {what}");
+    output::complain(format_args!("{what}"));
     ExitCode::from(status)
 }
 

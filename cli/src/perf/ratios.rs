@@ -45,7 +45,9 @@ const DISTURBED: f64 = 0.1;
 /// How often a run looks at whether to go on.
 const LOOK: Duration = Duration::from_millis(1);
 /// Messages posted and not complete.
-const DEPTH: usize = 128;
+const DEPTH: u32 = 128;
+/// Receives posted.
+const RECEIVES: u32 = 512;
 /// With every how many small messages a completion is asked for.
 const SIGNAL_EVERY: u64 = 16;
 /// Any port of this machine.
@@ -172,7 +174,7 @@ struct Stream {
     size: u32,
     mtu: usize,
     /// Messages posted at once.
-    list: usize,
+    list: u32,
     /// Packets that make one entry of the record.
     group: u64,
 }
@@ -309,7 +311,7 @@ fn pin(which: Cpu) -> Result<()> {
     let mut cpus = (0..CpuSet::count()).filter(|&cpu| allowed.is_set(cpu).unwrap_or(false));
     let cpu = match which {
         Cpu::First => cpus.next(),
-        Cpu::Last => cpus.last(),
+        Cpu::Last => cpus.next_back(),
     };
     let Some(cpu) = cpu else { return Ok(()) };
     let mut one = CpuSet::new();
@@ -338,6 +340,9 @@ struct RowResult {
     /// Nanoseconds per packet, or of half a round trip.
     base_ns: f64,
     engine_ns: f64,
+    /// The same of the side that posts and of the other one. Nothing where a side measures nothing.
+    base_sides_ns: [Option<f64>; 2],
+    engine_sides_ns: [Option<f64>; 2],
     pairs: usize,
     /// Pairs thrown away because a process had to wait for its processor.
     thrown_away: usize,
@@ -372,6 +377,7 @@ impl RowResult {
 #[derive(Clone, Copy, Debug)]
 struct Pair {
     busy: [f64; 2],
+    sides: [[Option<f64>; 2]; 2],
     wall: [f64; 2],
 }
 
@@ -390,12 +396,13 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
     }
     let (mut calm, mut disturbed) = (Vec::new(), Vec::new());
     while calm.len() + disturbed.len() < MOST_PAIRS && now() < until {
-        let mut pair = Pair { busy: [0.0; 2], wall: [0.0; 2] };
+        let mut pair = Pair { busy: [0.0; 2], sides: [[None; 2]; 2], wall: [0.0; 2] };
         let mut is_disturbed = false;
         for (which, player) in players.iter_mut().enumerate() {
             let figure = lead(which, player.as_mut(), row, control)?;
             is_disturbed |= figure.disturbed;
             (pair.busy[which], pair.wall[which]) = (figure.busy, figure.wall);
+            pair.sides[which] = figure.sides;
         }
         if is_disturbed {
             disturbed.push(pair)
@@ -423,9 +430,19 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
         wall: median(&|p| ratio(row, p.wall)),
         base_ns: median(&|p| p.busy[0]),
         engine_ns: median(&|p| p.busy[1]),
+        base_sides_ns: sides(&used, 0),
+        engine_sides_ns: sides(&used, 1),
         pairs: used.len(),
         thrown_away,
         disturbed: is_disturbed,
+    })
+}
+
+/// The median of each side of a contender.
+fn sides(pairs: &[Pair], which: usize) -> [Option<f64>; 2] {
+    [0, 1].map(|side| {
+        let all = pairs.iter().filter_map(|p| p.sides[which][side]);
+        Some(quantile(all, 0.5)).filter(|ns| ns.is_finite())
     })
 }
 
@@ -472,6 +489,7 @@ fn quantile(values: impl Iterator<Item = f64>, q: f64) -> f64 {
 #[derive(Clone, Copy, Debug)]
 struct Figure {
     busy: f64,
+    sides: [Option<f64>; 2],
     wall: f64,
     disturbed: bool,
 }
@@ -487,9 +505,6 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
     control.send(&Order::Stop)?;
     let theirs: Outcome = control.receive(PATIENCE)?;
     // The busier side decides. In a ping-pong there is one figure, the leader's.
-    if std::env::var("DBG").is_ok() {
-        eprintln!("{which} {:?} {:?}", mine, theirs);
-    }
     let both = [mine.ns_per_packet, theirs.ns_per_packet.filter(|_| !row.is_latency())];
     let busy = both.into_iter().flatten().fold(f64::NAN, f64::max);
     if busy.is_nan() {
@@ -497,7 +512,7 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
     }
     #[expect(clippy::cast_precision_loss, reason = "of nanoseconds below a day")]
     let wall = mine.wall_ns as f64 / mine.packets.max(1) as f64;
-    Ok(Figure { busy, wall, disturbed: mine.is_disturbed() || theirs.is_disturbed() })
+    Ok(Figure { busy, sides: both, wall, disturbed: mine.is_disturbed() || theirs.is_disturbed() })
 }
 
 /// The other process: does as it is told.
@@ -622,19 +637,16 @@ struct Objects {
 }
 
 impl Objects {
-    const RECEIVES: usize = 512;
-
     fn new(ctx: &Context, size: u32, events: bool) -> Result<Self> {
         let pd = ctx.alloc_pd()?;
         let channel = events.then(|| ctx.create_comp_channel()).transpose()?;
-        let (sends, receives) = (DEPTH as u32, Self::RECEIVES as u32);
-        let builder = ctx.cq_builder(sends + receives);
+        let builder = ctx.cq_builder(DEPTH + RECEIVES);
         let cq = match &channel {
             Some(channel) => builder.channel(channel).build()?,
             None => builder.build()?,
         };
         let mr = pd.alloc_mr(size as usize, Access::REMOTE)?;
-        let qp = pd.create_qp(QpType::Rc, &cq).depth(sends, receives).build()?;
+        let qp = pd.create_qp(QpType::Rc, &cq).depth(DEPTH, RECEIVES).build()?;
         let peer = RemoteMr { addr: 0, len: 0, rkey: 0 };
         let wcs = [WorkCompletion::default(); 64];
         Ok(Self { qp, cq, mr, channel, peer, ctx: ctx.clone(), wcs })
@@ -652,19 +664,19 @@ impl Objects {
         peer.mtu = Mtu::from_bytes(mtu).unwrap_or(peer.mtu).min(peer.mtu);
         self.qp.connect(&peer)?;
         self.peer = RemoteMr { addr: theirs.addr, len: theirs.len, rkey: theirs.rkey };
-        self.post_receives(Self::RECEIVES)?;
+        self.post_receives(RECEIVES)?;
         control.send(&Go {})?;
         let Go {} = control.receive(PATIENCE)?;
         Ok(())
     }
 
-    fn post_receives(&self, n: usize) -> Result<()> {
+    fn post_receives(&self, n: u32) -> Result<()> {
         let sge = self.mr.sge(..);
-        Ok(self.qp.post_recv((0..n as u64).map(|id| RecvWr::new(id, sge)))?)
+        Ok(self.qp.post_recv((0..u64::from(n)).map(|id| RecvWr::new(id, sge)))?)
     }
 
     /// Looks once. Counts receives, and notes the last send that is complete.
-    fn poll(&mut self, completed: &mut u64) -> Result<(usize, usize)> {
+    fn poll(&mut self, completed: &mut u64) -> Result<(usize, u32)> {
         let n = self.cq.poll(&mut self.wcs)?;
         let mut receives = 0;
         for wc in &self.wcs[..n] {
@@ -701,7 +713,7 @@ impl Sender {
         let Stream { op, list, .. } = self.stream;
         let Objects { qp, mr, peer, .. } = &self.objects;
         let (first, here, there) = (self.posted, mr.sge(..), peer.at(0));
-        qp.post_send((1..=list as u64).map(|i| {
+        qp.post_send((1..=u64::from(list)).map(|i| {
             let n = first + i;
             let wr = match op {
                 Op::Write => SendWr::write(n, here, there),
@@ -710,7 +722,7 @@ impl Sender {
             };
             if op != Op::Send || n.is_multiple_of(SIGNAL_EVERY) { wr } else { wr.unsignaled() }
         }))?;
-        self.posted += list as u64;
+        self.posted += u64::from(list);
         Ok(())
     }
 }
@@ -727,8 +739,8 @@ impl Player for Sender {
         let mut packets = data(&self.objects.ctx, op);
         while go_on() {
             let since = now();
-            let under_way = (self.posted - self.completed) as usize;
-            let worked = if under_way + self.stream.list <= DEPTH {
+            let after_it = self.posted - self.completed + u64::from(self.stream.list);
+            let worked = if after_it <= u64::from(DEPTH) {
                 self.post()?;
                 true
             } else {
@@ -868,7 +880,8 @@ mod tests {
         let busy = [10.0, 20.0];
         assert!((ratio(Row::Write1m4096, busy) - 0.5).abs() < 1e-12);
         assert!((ratio(Row::LatSpin, busy) - 2.0).abs() < 1e-12);
-        let pairs = [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], wall: [1.0; 2] });
+        let pairs =
+            [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], sides: [[None; 2]; 2], wall: [1.0; 2] });
         let spread = Spread::of(Row::LatSpin, &pairs);
         assert!((spread.median - 1.1).abs() < 1e-12);
         assert!(spread.is_narrow());

@@ -187,7 +187,7 @@ fn measure(ctx: &Context, control: &mut Control, plan: &Plan, printer: &Printer)
     if ends.local != ends.remote {
         drops = drops.add(theirs);
     }
-    control.send(&Order::Bye)?;
+    control.send(&Order::Bye { drops })?;
     printer.end(plan, &ends, &rows, drops)
 }
 
@@ -230,18 +230,19 @@ fn serve(
     if let Some(printer) = printer {
         printer.heading(&plan, &ends)?;
     }
+    let mut results = Vec::new();
     loop {
         match control.receive(PATIENCE)? {
             Order::Begin { size } => serve_size(&mut side, control, size)?,
             Order::Report { rows } => {
-                let drops = tally.take(ctx)?;
-                control.send(&drops)?;
-                if let Some(printer) = printer {
-                    rows.iter().try_for_each(|row| printer.row(row))?;
-                    printer.end(&plan, &ends, &rows, drops)?;
-                }
+                control.send(&tally.take(ctx)?)?;
+                results = rows;
             }
-            Order::Bye => return Ok(()),
+            Order::Bye { drops } => {
+                let Some(printer) = printer else { return Ok(()) };
+                results.iter().try_for_each(|row| printer.row(row))?;
+                return printer.end(&plan, &ends, &results, drops);
+            }
             Order::Ended { .. } => {
                 return Err(Failure::run("the client ended what it had not begun"));
             }

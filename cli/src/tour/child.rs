@@ -62,6 +62,7 @@ impl Second {
     fn call(&mut self, listener: &TcpListener, token: u64) -> Result<TcpStream, Failure> {
         listener.set_nonblocking(true)?;
         let deadline = now() + LIMIT;
+        let mut death = None;
         while now() < deadline {
             match listener.accept() {
                 Ok((mut tcp, _)) => {
@@ -71,11 +72,11 @@ impl Second {
                         return Ok(tcp);
                     }
                 }
-                Err(e) if e.kind() == io::ErrorKind::WouldBlock => {
-                    if let Some(death) = self.ended_within(LOOK) {
-                        return Err(death);
-                    }
-                }
+                // What ended may have called before, to say why.
+                Err(e) if e.kind() == io::ErrorKind::WouldBlock => match death {
+                    Some(death) => return Err(death),
+                    None => death = self.ended_within(LOOK),
+                },
                 Err(e) => return Err(e.into()),
             }
         }

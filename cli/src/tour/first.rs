@@ -57,10 +57,12 @@ pub(super) fn run(args: &Args) -> Result<Tour, Failure> {
     let devices = [node.describe(), link.hear()?];
     let mut tour =
         Tour { devices, rows: Vec::new(), failure: None, elapsed: Duration::ZERO, uncaptured: 0 };
+    let mut before = Traffic::of(&node.ctx)?;
     for row in plan() {
-        let before = Traffic::of(&node.ctx)?;
         let result = lead(&node, far, &mut link, row);
-        let traffic = Traffic::of(&node.ctx)?.since(before);
+        let after = Traffic::of(&node.ctx)?;
+        let traffic = after.since(before);
+        before = after;
         let (timing, failure) = match result {
             Ok(timing) => (Some(timing), None),
             Err(Failure(why)) => (None, Some(Failure::new(format!("{row}: {why}")))),
@@ -214,7 +216,7 @@ impl<'a> Requests<'a> {
             Op::WriteInline => SendWr::write(id, inline(&self.inline[i]), there),
             Op::WriteImm => SendWr::write(id, local, there).imm(self.layout.immediate(i)),
             Op::Read | Op::ReadSge => {
-                let from = self.layout.from(i).first().map_or(0, |piece| piece.start);
+                let from = self.layout.origin(i).first().map_or(0, |piece| piece.start);
                 SendWr::read(id, local, self.far.source.at(from as u64))
             }
             Op::CompareSwap => {

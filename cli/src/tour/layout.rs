@@ -72,6 +72,11 @@ impl Layout {
             bytes.extend(word().to_le_bytes());
         }
         bytes.truncate(self.source_len());
+        if self.row.size == 1 {
+            // A byte and its three bytes of pad may look like an Ethernet type and two bytes that are zero.
+            // Wireshark would then dissect them so. From 0xc0 on no such type is known.
+            bytes.iter_mut().for_each(|b| *b |= 0xc0);
+        }
         bytes
     }
 
@@ -83,7 +88,7 @@ impl Layout {
     }
 
     /// Where request `i` takes its bytes from in the source, in the order of the message.
-    pub(super) fn from(&self, i: usize) -> Vec<Range<usize>> {
+    pub(super) fn origin(&self, i: usize) -> Vec<Range<usize>> {
         let all = i * STEP..i * STEP + self.row.size;
         if !self.row.op.gathers() {
             return nonempty([all]);
@@ -94,7 +99,7 @@ impl Layout {
     }
 
     /// Where the bytes of request `i` go to in the target, in the order of the message.
-    pub(super) fn into(&self, i: usize) -> Vec<Range<usize>> {
+    pub(super) fn landing(&self, i: usize) -> Vec<Range<usize>> {
         let all = self.slot(i);
         if !self.row.op.scatters() {
             return nonempty([all]);
@@ -105,7 +110,7 @@ impl Layout {
 
     /// The message of request `i`.
     pub(super) fn message(&self, pattern: &[u8], i: usize) -> Vec<u8> {
-        self.from(i).into_iter().flat_map(|piece| &pattern[piece]).copied().collect()
+        self.origin(i).into_iter().flat_map(|piece| &pattern[piece]).copied().collect()
     }
 
     /// The immediate data of request `i`.
@@ -141,7 +146,7 @@ impl Layout {
         let mut all = self.untouched();
         for i in 0..self.row.requests() {
             let mut message = &self.message(pattern, i)[..];
-            for piece in self.into(i) {
+            for piece in self.landing(i) {
                 let (bytes, rest) = message.split_at(piece.len());
                 all[piece].copy_from_slice(bytes);
                 message = rest;
@@ -233,12 +238,12 @@ mod tests {
         for row in plan() {
             let l = Layout::new(row);
             for i in 0..row.requests() {
-                for pieces in [l.from(i), Layout::into(&l, i)] {
+                for pieces in [l.origin(i), l.landing(i)] {
                     assert_eq!(pieces.iter().map(Range::len).sum::<usize>(), row.size, "{row}");
                 }
                 assert!(l.slot(i).end + GAP <= l.slot(i + 1).start, "{row}");
-                assert!(Layout::into(&l, i).iter().all(|p| p.end <= l.target_len()), "{row}");
-                assert!(l.from(i).iter().all(|p| p.end <= l.source_len()), "{row}");
+                assert!(l.landing(i).iter().all(|p| p.end <= l.target_len()), "{row}");
+                assert!(l.origin(i).iter().all(|p| p.end <= l.source_len()), "{row}");
             }
             assert_eq!(l.pattern().len(), l.source_len());
         }

@@ -91,7 +91,7 @@ pub(super) struct Row {
 }
 
 /// Bytes of all requests of one kind of a row, about.
-const BYTES: usize = 8 << 20;
+const BYTES: usize = 2 << 20;
 
 impl Row {
     /// Requests made one by one.
@@ -104,7 +104,7 @@ impl Row {
 
     /// Requests posted together after that.
     pub(super) fn burst(self) -> usize {
-        if self.op.is_local() { 0 } else { self.singles() }
+        if self.op.is_local() { 0 } else { (BYTES / self.size.max(1)).clamp(2, 64) }
     }
 
     /// All requests.
@@ -187,7 +187,7 @@ mod tests {
         let rows = plan();
         let places: Vec<_> = rows.iter().map(|r| r.op == Op::LocalInv).collect();
         assert_eq!(places.iter().position(|&p| p), Some(rows.len() - 1));
-        assert!(rows.iter().all(|r| r.bytes() <= 4 * BYTES && r.requests() <= 128));
+        assert!(rows.iter().all(|r| r.bytes() <= 5 * r.size.max(BYTES) && r.requests() <= 128));
         assert!(rows.iter().any(|r| r.size == 0) && rows.iter().any(|r| r.size == 4 << 20));
     }
 }

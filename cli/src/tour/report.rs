@@ -63,7 +63,7 @@ fn text(args: &Args, tour: &Tour, out: &mut dyn Write) -> io::Result<()> {
     writeln!(out, "\nBetween {here} and {there}.")?;
     writeln!(
         out,
-        "sent, received: packets of the first one. p50: from posting to completion, one at a time."
+        "sent, received: packets, as the first one counts them. p50: from posting to completion, one at a time."
     )?;
     let again: u64 = tour.rows.iter().map(|m| m.traffic.again).sum();
     if again > 0 {
@@ -99,6 +99,7 @@ fn next(args: &Args) -> Vec<(String, &'static str)> {
         ],
     };
     let more = [
+        ("softroce perf write_bw --local", "how fast, in perftest's words"),
         ("softroce devinfo -v", "devices, limits and addresses"),
         ("cargo run --release --example rc_pingpong", "your first program, in two shells"),
     ];

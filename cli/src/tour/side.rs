@@ -15,6 +15,9 @@ use super::plan::plan;
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
 /// How often somebody who waits looks whether the other process lives.
 const LOOK: Duration = Duration::from_millis(100);
+/// How long somebody who waits polls before going to sleep: longer than it takes to wake the other side up on
+/// a busy machine, so that not both of them sleep each time.
+const POLL: Duration = Duration::from_micros(200);
 /// How long a process that has closed its end of the line may take to end.
 const DYING: Duration = Duration::from_secs(1);
 
@@ -89,12 +92,12 @@ impl Node {
 
     /// The pieces of the source that request `i` takes its bytes from.
     pub(super) fn gather(&self, layout: &Layout, i: usize) -> Vec<Sge> {
-        layout.from(i).into_iter().map(|piece| self.source.sge(piece)).collect()
+        layout.origin(i).into_iter().map(|piece| self.source.sge(piece)).collect()
     }
 
     /// The pieces of the target that the bytes of request `i` go to.
     pub(super) fn scatter(&self, layout: &Layout, i: usize) -> Vec<Sge> {
-        layout.into(i).into_iter().map(|piece| self.target.sge(piece)).collect()
+        layout.landing(i).into_iter().map(|piece| self.target.sge(piece)).collect()
     }
 
     /// As many windows as the row has requests, not bound yet.
@@ -190,12 +193,27 @@ impl Link {
         }
     }
 
-    /// The next completion.
+    /// The next completion, of a success.
     pub(super) fn completion(&mut self, cq: &CompletionQueue) -> Result<WorkCompletion, Failure> {
+        let wc = self.next(cq)?;
+        match wc.status {
+            WcStatus::Success => Ok(wc),
+            _ => Err(self.second_died().unwrap_or(Error::Completion(wc).into())),
+        }
+    }
+
+    fn next(&mut self, cq: &CompletionQueue) -> Result<WorkCompletion, Failure> {
+        let mut one = [WorkCompletion::default()];
+        let began = now();
+        while now() - began < POLL {
+            if cq.poll(&mut one)? > 0 {
+                return Ok(one[0]);
+            }
+            // The other side may need this processor.
+            std::thread::yield_now();
+        }
         loop {
             match cq.wait(LOOK) {
-                Ok(wc) if wc.status == WcStatus::Success => return Ok(wc),
-                Ok(wc) => return Err(self.second_died().unwrap_or(Error::Completion(wc).into())),
                 Err(Error::Timeout) if now() < self.deadline => {
                     if let Some(death) = self.second_died() {
                         return Err(death);
@@ -205,14 +223,14 @@ impl Link {
                     let limit = LIMIT.as_secs();
                     return Err(Failure::new(format!("nothing completed for {limit} s")));
                 }
-                Err(e) => return Err(e.into()),
+                other => return Ok(other?),
             }
         }
     }
 
     /// The status of the next completion, which is meant to be an error.
     pub(super) fn denied(&mut self, cq: &CompletionQueue) -> Result<WcStatus, Failure> {
-        Ok(cq.wait(self.deadline.saturating_duration_since(now()))?.status)
+        Ok(self.next(cq)?.status)
     }
 
     fn second_died(&mut self) -> Option<Failure> {

@@ -164,8 +164,8 @@ macro_rules! qp_attr {
 
             $($(#[$doc])*
             #[must_use]
-            pub fn $name(mut self, value: impl Into<$ty>) -> Self {
-                self.$name = Some(value.into());
+            pub fn $name(mut self, value: $ty) -> Self {
+                self.$name = Some(value);
                 self
             })+
         }
@@ -290,24 +290,24 @@ mod tests {
             .cur_state(QpState::Rtr)
             .sqd_notify(true)
             .access(Access::REMOTE)
-            .pkey_index(0_u16)
+            .pkey_index(0)
             .port(1)
-            .qkey(1_u32)
+            .qkey(1)
             .ah(AhAttr::default())
             .path_mtu(Mtu::B1024)
             .timeout(14)
             .retry_cnt(7)
             .rnr_retry(7)
-            .rq_psn(1_u32)
+            .rq_psn(1)
             .max_rd_atomic(1)
-            .alt(AltPath::default())
+            .alt(Box::default())
             .min_rnr_timer(12)
-            .sq_psn(1_u32)
+            .sq_psn(1)
             .max_dest_rd_atomic(1)
             .path_mig(MigState::Migrated)
             .cap(QpCap::default())
-            .dest_qpn(1_u32)
-            .rate_limit(1_u32);
+            .dest_qpn(1)
+            .rate_limit(1);
         assert_eq!(all.mask(), Mask::all());
         for bit in Mask::all().iter() {
             assert_ne!(attr_name(bit), "an unknown attribute", "{bit:?}");

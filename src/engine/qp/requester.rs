@@ -216,7 +216,10 @@ impl Requester {
             custom @ Controller::Custom(_) => custom.peek().next_timer(),
         };
         let paced = self.ahead.then(|| self.next_send.earlier(PACING_BURST));
-        [self.ack_deadline, self.rnr_until, cc, paced].into_iter().flatten().min()
+        let or_never = |t: Option<Instant>| t.unwrap_or(Instant::FAR_FUTURE);
+        let next = or_never(self.ack_deadline).min(or_never(self.rnr_until));
+        let next = next.min(or_never(cc)).min(or_never(paced));
+        (next != Instant::FAR_FUTURE).then_some(next)
     }
 }
 

@@ -197,19 +197,19 @@ mod tests {
     fn full() -> QpAttr {
         QpAttr::default()
             .port(1)
-            .pkey_index(0_u16)
+            .pkey_index(0)
             .access(Access::REMOTE)
-            .qkey(1_u32)
+            .qkey(1)
             .ah(super::super::attr::AhAttr::default())
             .path_mtu(Mtu::B1024)
-            .dest_qpn(7_u32)
-            .rq_psn(1_u32)
+            .dest_qpn(7)
+            .rq_psn(1)
             .max_dest_rd_atomic(1)
             .min_rnr_timer(12)
             .timeout(14)
             .retry_cnt(7)
             .rnr_retry(7)
-            .sq_psn(1_u32)
+            .sq_psn(1)
             .max_rd_atomic(1)
             .sqd_notify(true)
     }
@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_named() {
-        let init = QpAttr::to(QpState::Init).port(2).pkey_index(0_u16).access(Access::REMOTE);
+        let init = QpAttr::to(QpState::Init).port(2).pkey_index(0).access(Access::REMOTE);
         assert_eq!(
             check(QpType::Rc, QpState::Reset, &init),
             Err(Cause::AttrValue { attr: "port", got: 2, want: "1" })
@@ -277,7 +277,7 @@ mod tests {
             .timeout(32)
             .retry_cnt(7)
             .rnr_retry(7)
-            .sq_psn(0_u32)
+            .sq_psn(0)
             .max_rd_atomic(1);
         assert_eq!(
             check(QpType::Rc, QpState::Rtr, &rts),

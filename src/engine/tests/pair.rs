@@ -173,7 +173,7 @@ impl Pair {
                 let side = &mut pair.sides[i];
                 side.engine.modify_qp(pair.now, side.qp, &attr).unwrap();
             };
-            let init = QpAttr::to(QpState::Init).port(1).pkey_index(0_u16).access(setup.access);
+            let init = QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access);
             modify(&mut pair, init);
             modify(
                 &mut pair,

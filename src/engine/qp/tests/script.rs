@@ -298,7 +298,7 @@ impl Script {
     }
 
     pub(super) fn init(&mut self, setup: &Setup) {
-        self.modify(&QpAttr::to(QpState::Init).port(1).pkey_index(0_u16).access(setup.access));
+        self.modify(&QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access));
     }
 
     pub(super) fn rtr(&mut self, rq: u32, setup: &Setup) {
