@@ -10,7 +10,7 @@ use crate::engine::window::PACKET_CHARGE;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::{Duration, Instant, nanos};
+use crate::time::Duration;
 use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Rkey};
