@@ -336,7 +336,7 @@ impl Engine {
                 self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
             let windows = &mut self.common.windows;
             let peer = windows.open(path.dst, qp.set.peer_buffer);
-            qp.windows = Some((peer, windows.open(path.src, own)));
+            qp.windows = Some((peer, windows.open_own(path.src, own)));
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match (from, to) {

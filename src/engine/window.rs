@@ -7,7 +7,7 @@
 //! *Rules.* Deterministic: a window is halved when a sequence NAK or a timeout shows a loss, and grows by
 //! one path MTU for each window's worth of bytes acknowledged in between. Two packets always fit, and
 //! anything does into an empty window. READ responses are charged by the requester to the window of its
-//! *own* address: it is there that they arrive.
+//! *own* address: it is there that they arrive. Of that one all is known, so it starts as wide as it may be.
 //!
 //! Who finds no room waits in line, and nobody overtakes those who wait. Whoever is woken has its turn;
 //! what it leaves is for the next. One that was woken and finds too little keeps its place in front.
@@ -110,7 +110,19 @@ impl Windows {
         WindowId(index)
     }
 
-    /// Gives back one `open`. Its user has nothing in flight any more.
+    /// The window towards our own address `addr`, whose receive buffer is `room` bytes (0: as large as may
+    /// be). It does not have to find out what fits.
+    pub(crate) fn open_own(&mut self, addr: IpAddr, room: u32) -> WindowId {
+        let first = !self.by_addr.contains_key(&addr);
+        let id = self.open(addr, room);
+        if first {
+            let window = &mut self.slots[id.0 as usize];
+            window.limit = window.max;
+        }
+        id
+    }
+
+    /// Gives back one `open` or `open_own`. Its user has nothing in flight any more.
     pub(crate) fn close(&mut self, id: WindowId, slot: u32) {
         let window = &mut self.slots[id.0 as usize];
         window.waiting.retain(|&s| s != slot);
@@ -284,5 +296,18 @@ mod tests {
         let mut w = Windows::new(WindowConfig::default());
         let a = w.open(addr(1), 212_992);
         assert_eq!(w.limit(a), 53_248);
+        let own = w.open_own(addr(2), 212_992);
+        assert_eq!(w.limit(own), 53_248);
+    }
+
+    #[test]
+    fn our_own_starts_wide_and_keeps_what_a_loss_has_taught() {
+        let mut w = Windows::new(WindowConfig::default());
+        let own = w.open_own(addr(1), 0);
+        assert_eq!(w.limit(own), 2 << 20);
+        w.charge(own, 1_000);
+        w.lost(own, 1_000);
+        assert_eq!(w.open_own(addr(1), 0), own);
+        assert_eq!(w.limit(own), 1 << 20, "of a window that is in use, nothing is forgotten");
     }
 }

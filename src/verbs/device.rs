@@ -1,7 +1,5 @@
 //! Devices: which there are, and opening one.
 
-use crate::engine::cause::Cause;
-
 use super::context::Context;
 use super::error::{Error, Result};
 
@@ -108,8 +106,9 @@ mod soft {
 
     use parking_lot::Mutex;
 
-    use super::{Backend, Cause, Context, Device, Error, Result};
+    use super::{Backend, Context, Device, Error, Result};
     use crate::capture::Tap;
+    use crate::engine::cause::Cause;
     use crate::engine::errno::{EBUSY, EIO};
     use crate::nic::clock::WallClock;
     use crate::nic::device::guid;

@@ -380,11 +380,14 @@ impl Qp {
     }
 
     /// Response packets that one READ request asks for: all of them, unless our own socket could not hold
-    /// the answer. Two requests fit, so that one is answered while the next is under way.
+    /// the answer. Then two requests fit, so that one is answered while the next is under way.
     fn read_chunk(&self, c: &Common, packets: u32) -> u32 {
         let Some((_, to_us)) = self.windows else { return packets };
-        let fits = c.windows.limit(to_us) / 2 / self.unit();
-        u32::try_from(fits).unwrap_or(u32::MAX).max(2).min(packets)
+        let fits = c.windows.limit(to_us) / self.unit();
+        if u64::from(packets) <= fits {
+            return packets;
+        }
+        u32::try_from(fits / 2).unwrap_or(u32::MAX).max(2)
     }
 
     /// A request failed before it was sent: it takes its place in the queue, to be reported in order.

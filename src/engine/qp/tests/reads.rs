@@ -203,6 +203,22 @@ fn small_window() -> Script {
 }
 
 #[test]
+fn a_read_that_our_socket_can_hold_is_one_request() {
+    // 64 KiB are 64 packets of 1856 bytes by the kernel's count; a quarter of the buffer may be in flight.
+    let exactly = Setup { rx_buffer: Some(4 * 64 * 1856), ..Setup::default() };
+    let mut s = Script::with(&exactly);
+    s.post(SendOp::Read, 1, 1 << 16);
+    s.expect(&["READ_REQUEST 001000 va=5000 rkey=77 len=65536"]);
+    let mut s = Script::with(&Setup { rx_buffer: exactly.rx_buffer.map(|b| b - 4), ..exactly });
+    s.post(SendOp::Read, 1, 1 << 16);
+    // Two halves: 31 packets each, and what is left when there is room.
+    s.expect(&[
+        "READ_REQUEST 001000 va=5000 rkey=77 len=31744",
+        "READ_REQUEST 00101f va=cc00 rkey=77 len=31744",
+    ]);
+}
+
+#[test]
 fn a_read_in_pieces() {
     let mut s = small_window();
     let data = pattern(12 * 1024 + 10, 3);
