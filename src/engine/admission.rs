@@ -10,7 +10,6 @@ use std::net::IpAddr;
 use super::Engine;
 use super::config::IcrcPolicy;
 use super::counters::Counter;
-use super::qp::attr::QpType;
 use crate::net::{Ecn, RxMeta};
 use crate::time::Instant;
 use crate::wire::Error;
@@ -65,19 +64,16 @@ impl Engine {
             }
         };
         let info = packet.info();
-        let kind = match info.transport {
-            Transport::Rc | Transport::Cnp => QpType::Rc,
-            Transport::Uc | Transport::Rd | Transport::Ud | Transport::Xrc => {
-                self.common.count(Counter::DropUnsupported);
-                return;
-            }
-        };
+        if matches!(info.transport, Transport::Rd | Transport::Xrc) {
+            self.common.count(Counter::DropUnsupported);
+            return;
+        }
         let Some(slot) = self.qps.find(packet.dest_qp()) else {
             self.common.count(Counter::DropNoQp);
             return;
         };
         let Some(qp) = self.qps.at(slot) else { return };
-        if qp.kind != kind {
+        if info.transport != Transport::Cnp && info.transport != qp.kind.transport() {
             self.common.count(Counter::DropTransport);
             return;
         }
@@ -110,6 +106,8 @@ impl Engine {
         if info.operation == Operation::Cnp {
             let handled = qp.handle_cnp(&self.common);
             self.common.count(if handled { Counter::RpCnpHandled } else { Counter::RpCnpIgnored });
+        } else if !qp.kind.is_reliable() {
+            qp.handle_unreliable(&mut self.common, &packet);
         } else if info.is_request() {
             qp.handle_request(&mut self.common, &packet);
         } else {

@@ -198,12 +198,7 @@ impl Engine {
     /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or an object is gone.
     pub fn create_qp(&mut self, init: QpInit) -> Result<(QpHandle, Arc<QpFace>), Cause> {
         match init.kind {
-            QpType::Rc => {}
-            QpType::Uc => {
-                return Err(Cause::Unsupported {
-                    what: "queue pairs of type UC are not offered yet: use RC",
-                });
-            }
+            QpType::Rc | QpType::Uc => {}
             QpType::Ud => {
                 return Err(Cause::Unsupported {
                     what: "queue pairs of type UD are not offered yet: use RC",
@@ -334,14 +329,19 @@ impl Engine {
             qp.set_path(path, ip);
             let own =
                 self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
-            let windows = &mut self.common.windows;
-            let peer = windows.open(path.dst, qp.set.peer_buffer);
-            qp.windows = Some((peer, windows.open_own(path.src, own)));
+            // What is not acknowledged would never leave a window again.
+            if qp.kind.is_reliable() {
+                let windows = &mut self.common.windows;
+                let peer = windows.open(path.dst, qp.set.peer_buffer);
+                qp.windows = Some((peer, windows.open_own(path.src, own)));
+            }
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match (from, to) {
             (QpState::Init, QpState::Rtr) => qp.start_responder(),
             (QpState::Rtr, QpState::Rts) => qp.start_requester(),
+            // What was posted while the queue stood still fails, as it would have by itself.
+            (QpState::Sqe, QpState::Rts) => qp.flush_sends(&mut self.common),
             (QpState::Sqd, QpState::Sqd) if attr.max_dest_rd_atomic.is_some() => {
                 qp.resize_resources();
             }

@@ -79,7 +79,7 @@ pub(super) struct Requester {
     /// Oldest PSN not acknowledged.
     pub(super) una_psn: Psn,
     /// First PSN that belongs to no request.
-    next_psn: Psn,
+    pub(super) next_psn: Psn,
     /// One past the highest PSN ever sent.
     pub(super) top_psn: Psn,
     /// By request counter modulo its length, a power of two.
@@ -265,7 +265,11 @@ impl Qp {
                 return Turn::Idle;
             }
             self.budget[REQUESTS] -= 1;
-            self.sent(c, &plan, size);
+            if self.kind.is_reliable() {
+                self.sent(c, &plan, size);
+            } else {
+                self.left(c, &plan, size);
+            }
         }
     }
 
@@ -308,6 +312,9 @@ impl Qp {
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.req.rd_out > 0;
         let mut track = Track { first: self.req.next_psn, packets: 0, chunk: 1 };
         match wqe.op {
+            op if !self.kind.has(op) => {
+                return self.fail_beginning(c, index, track, WcStatus::LocQpOp);
+            }
             SendOp::LocalInv => {
                 // IBTA 10.6.5.1: after all that was posted before.
                 if self.req.una != index {

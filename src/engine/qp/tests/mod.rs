@@ -12,4 +12,5 @@ mod retries;
 mod script;
 mod sequence;
 mod states;
+mod uc;
 mod windows;

@@ -18,10 +18,10 @@ use std::sync::Arc;
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter;
 use crate::engine::event::{AsyncEvent, Event};
-use crate::engine::qp::attr::{AhAttr, QpAttr, QpState, QpType};
+use crate::engine::qp::attr::{AhAttr, QpAttr, QpState};
 use crate::engine::qp::{Qp, QpFace, QpHandle};
 use crate::engine::status::WcStatus;
-use crate::engine::tests::pair::{Setup, pattern};
+use crate::engine::tests::pair::{QKEY, Setup, fitting, pattern};
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
 use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
 use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
@@ -58,16 +58,16 @@ pub(super) struct In {
     pad: Option<u8>,
 }
 
-/// The opcode called `RC_<name>`.
+/// The opcode called `RC_<name>`, or `<name>` if it names its service.
 #[track_caller]
 pub(super) fn opcode(name: &str) -> Opcode {
     (0..=255)
         .filter_map(Opcode::from_u8)
-        .find(|op| op.info().name.strip_prefix("RC_") == Some(name))
-        .unwrap_or_else(|| panic!("no RC opcode {name}"))
+        .find(|op| op.info().name.strip_prefix("RC_").unwrap_or(op.info().name) == name)
+        .unwrap_or_else(|| panic!("no opcode {name}"))
 }
 
-/// A packet of RC, without payload and with headers of zeros.
+/// A packet of RC or of the service in its name, without payload and with headers of zeros.
 #[track_caller]
 pub(super) fn pkt(name: &str, psn: u32) -> In {
     In::of(opcode(name), psn)
@@ -265,13 +265,13 @@ impl Script {
         let (cq, cqs) = engine.create_cq(setup.cq_depth).unwrap();
         let (qp, face) = engine
             .create_qp(QpInit {
-                kind: QpType::Rc,
+                kind: setup.kind,
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
                 cap: setup.cap,
                 sig_all: false,
-                cc: None,
+                cc: setup.cc.map(|make| make()),
             })
             .unwrap();
         let region = Region::alloc(REGION).unwrap();
@@ -302,30 +302,33 @@ impl Script {
     }
 
     pub(super) fn init(&mut self, setup: &Setup) {
-        self.modify(&QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access));
+        let attr = QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access).qkey(QKEY);
+        self.modify(&fitting(setup.kind, attr));
     }
 
     pub(super) fn rtr(&mut self, rq: u32, setup: &Setup) {
-        self.modify(
-            &QpAttr::to(QpState::Rtr)
+        self.modify(&fitting(
+            setup.kind,
+            QpAttr::to(QpState::Rtr)
                 .ah(AhAttr { dgid: Gid::from(std::net::IpAddr::from(THEM)), ..AhAttr::default() })
                 .path_mtu(setup.mtu)
                 .dest_qpn(PEER)
                 .rq_psn(rq)
                 .max_dest_rd_atomic(setup.dest_rd_atomic)
                 .min_rnr_timer(setup.min_rnr_timer),
-        );
+        ));
     }
 
     pub(super) fn rts(&mut self, sq: u32, setup: &Setup) {
-        self.modify(
-            &QpAttr::to(QpState::Rts)
+        self.modify(&fitting(
+            setup.kind,
+            QpAttr::to(QpState::Rts)
                 .sq_psn(sq)
                 .timeout(setup.timeout)
                 .retry_cnt(setup.retry_cnt)
                 .rnr_retry(setup.rnr_retry)
                 .max_rd_atomic(setup.rd_atomic),
-        );
+        ));
     }
 
     /// From now on plain ACKs are held.
