@@ -3,7 +3,7 @@
 //! The *requester* ([`requester`]) turns work requests into packets and the *completer* ([`completer`])
 //! turns responses into completions; together they own the send queue. The *responder* ([`responder`])
 //! executes the peer's requests, and answers them ([`respond`]). What unreliable connections do otherwise
-//! stands in [`uc`]. Each file says which rules it follows.
+//! stands in [`uc`], what datagrams do in [`ud`]. Each file says which rules it follows.
 
 pub mod attr;
 mod completer;
@@ -17,6 +17,7 @@ pub(crate) mod state;
 #[cfg(test)]
 mod tests;
 mod uc;
+mod ud;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};

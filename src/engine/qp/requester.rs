@@ -15,7 +15,7 @@ use crate::engine::cc::{CongestionControl, Fixed};
 use crate::engine::common::Common;
 use crate::engine::config::MAX_MSG;
 use crate::engine::event::AsyncEvent;
-use crate::engine::qp::attr::QpState;
+use crate::engine::qp::attr::{QpState, QpType};
 use crate::engine::status::WcStatus;
 use crate::mem::Bind;
 use crate::queue::wqe::read_bind;
@@ -250,6 +250,9 @@ impl Qp {
 
     /// Sends request packets until there is nothing to send, no room, or the quantum is spent.
     pub(super) fn send_requests(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
+        if self.kind == QpType::Ud {
+            return self.send_datagrams(c, batch);
+        }
         loop {
             let Some(plan) = self.plan(c) else { return Turn::Idle };
             if self.budget[REQUESTS] == 0 {

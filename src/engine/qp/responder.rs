@@ -549,7 +549,7 @@ impl Qp {
         Ok(())
     }
 
-    fn complete_receive(
+    pub(super) fn complete_receive(
         &mut self,
         c: &mut Common,
         packet: &Packet<'_>,
@@ -561,8 +561,8 @@ impl Qp {
         let index = self.rq.tail();
         if let Some((&wqe, _)) = self.rq.get(index) {
             let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::Success);
-            let cqe =
-                Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn: self.dest_qp.raw(), ..cqe };
+            let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
+            let cqe = Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
             c.complete(self.recv_cq.cq, cqe, packet.se());
             c.count(Counter::RdmaRecvs);
             c.received = true;

@@ -13,4 +13,5 @@ mod script;
 mod sequence;
 mod states;
 mod uc;
+mod ud;
 mod windows;
