@@ -41,7 +41,7 @@ fn datagrams_of_every_size_and_what_is_in_front_of_them() {
     let Some(bed) = Bed::start() else { return };
     let [a, b] = two(&bed);
     let ah = way(&a, &b);
-    let mtu = a.ctx.port_attr(1).unwrap().active_mtu.bytes();
+    let mtu = a.qp.endpoint().mtu.bytes();
     let (from, to) = (a.memory(mtu), b.memory(GRH + mtu));
     for len in [0, 1, 7, 256, mtu - 1, mtu] {
         let data = pattern(len as u64, len);
@@ -136,7 +136,7 @@ fn errors_here_stop_the_send_queue_until_it_is_started_again() {
     let Some(bed) = Bed::start() else { return };
     let [a, b] = two(&bed);
     let (ah, peer) = (way(&a, &b), b.qp.number());
-    let mtu = a.ctx.port_attr(1).unwrap().active_mtu.bytes();
+    let mtu = a.qp.endpoint().mtu.bytes();
     let (long, there) = (a.memory(mtu + 1), b.memory(GRH + 8));
     let cases: [(SendWr<'_>, WcStatus); 2] = [
         (SendWr::send(1, long.sge(..)), WcStatus::LocLen),

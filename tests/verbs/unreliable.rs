@@ -51,6 +51,7 @@ fn what_the_peer_cannot_take_is_gone() {
     let Pair { a, b } = connected(&bed);
     let memory = b.memory(64);
     a.done(SendWr::send(1, inline(b"no receive")));
+    bed.until("there is no receive", || b.counter("out_of_buffer") == 1);
     a.done(SendWr::write(2, inline(b"no key"), nowhere(&memory)));
     b.qp.post_recv(RecvWr::new(7, memory.sge(..4))).unwrap();
     a.done(SendWr::send(3, inline(b"too long")));
