@@ -103,14 +103,15 @@ fn files(args: &Args, out: &mut dyn Write, status: &mut u8) -> io::Result<()> {
             (None, 0) => *status,
             (None, _) => 1.max(*status),
         };
-        // Of a bad file, what there is.
-        if bad.is_none() || summary.packets > 0 {
-            if args.json {
-                serde_json::to_writer(&mut *out, &summary)?;
-                writeln!(out)?;
-            } else {
+        if !args.json {
+            // Of a bad file, what there is.
+            if bad.is_none() || summary.packets > 0 {
                 summary.print(out)?;
             }
+        } else if bad.is_none() {
+            // Programs read figures of whole files only.
+            serde_json::to_writer(&mut *out, &summary)?;
+            writeln!(out)?;
         }
         if let Some(bad) = bad {
             out.flush()?;
