@@ -1,11 +1,11 @@
 //! Memory windows: bound and invalidated by requests, used and invalidated by the peer.
 
 use super::script::{RQ, SQ, Script, ack, pkt};
-use crate::engine::tests::pair::Setup;
 use crate::engine::counters::Counter as C;
 use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 use crate::engine::status::WcStatus::{LocAccess, LocQpOp, MwBind, Success, WrFlush};
+use crate::engine::tests::pair::Setup;
 use crate::engine::{Cause, QpInit};
 use crate::mem::{Access, MemError, MwKind};
 use crate::queue::{BindWqe, CqeFlags, SendFlags, SendOp, SendWqe};
