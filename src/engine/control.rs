@@ -134,14 +134,7 @@ impl Engine {
     /// # Errors
     /// See [`MemError`].
     pub fn dealloc_mw(&mut self, pd: PdId, rkey: Rkey) -> Result<(), Cause> {
-        // Keys of one window differ in the low 8 bits, and no other object shares the rest.
-        let mut result = self.common.mrs.dealloc_mw(rkey);
-        for low in 0..=0xff {
-            if result.is_err() {
-                result = self.common.mrs.dealloc_mw(Rkey(rkey.0 & !0xff | low));
-            }
-        }
-        result?;
+        self.common.mrs.dealloc_mw(rkey)?;
         self.release_pd(pd);
         Ok(())
     }
@@ -351,6 +344,9 @@ impl Engine {
                 qp.resize_resources();
             }
             _ => {}
+        }
+        if attr.retry_cnt.is_some() || attr.rnr_retry.is_some() {
+            qp.reload_retries();
         }
         qp.set_state(to);
         if (from, to) == (QpState::Rts, QpState::Sqd) {

@@ -17,6 +17,7 @@ use super::attr::AhAttr;
 use super::cq::CompletionQueue;
 use super::endpoint::QpEndpoint;
 use super::error::{Error, Named, Result};
+use super::mr::Sge;
 use super::pd::ProtectionDomain;
 use super::srq::SharedReceiveQueue;
 use super::wr::{Local, RecvWr, SendWr, Source};
@@ -431,14 +432,15 @@ impl QueuePair {
     /// full), `EOPNOTSUPP`.
     #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete"))]
     pub fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> Result<()> {
-        self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_send", 0, cause))?;
         let mut batch = Batch { qp: self, posted: 0, published: 0 };
         let mut wrs = wrs.into_iter();
         // The caller's code runs without any lock of ours: it may post here itself.
         while let Some(wr) = wrs.next() {
             let last = wrs.size_hint().1 == Some(0);
             let mut sq = self.face.sq.lock();
-            self.stage(&mut sq, &wr).map_err(|cause| Error::post(batch.posted, cause))?;
+            self.stage(&mut sq, &wr)
+                .map_err(|cause| Error::post("ibv_post_send", batch.posted, cause))?;
             batch.posted += 1;
             if last {
                 sq.publish();
@@ -471,7 +473,7 @@ impl QueuePair {
                     what: "only the low 8 bits of a window's key may be chosen".into(),
                 });
             }
-            sq.stage_bind(wr.id, flags, bind).map_err(|e| self.refused(e, 0))?;
+            sq.stage_bind(wr.id, flags, bind).map_err(|e| self.refused(e, 0, 0))?;
             mw.set_rkey(bind.new_rkey.0);
             return Ok(());
         }
@@ -493,13 +495,14 @@ impl QueuePair {
         };
         match &wr.source {
             Source::Inline(bytes) => {
-                sq.stage_inline(wqe, [*bytes]).map_err(|e| self.refused(e, bytes.len()))?;
+                sq.stage_inline(wqe, [*bytes])
+                    .map_err(|e| self.refused(e, bytes.len(), bytes.len() as u64))?;
             }
             Source::Local(local) => {
                 let list = local.as_slice();
                 check_length(wr.op, local)?;
                 sq.stage(wqe, list.iter().map(|s| s.to_mem()))
-                    .map_err(|e| self.refused(e, list.len()))?;
+                    .map_err(|e| self.refused(e, list.len(), total(list)))?;
             }
         }
         Ok(())
@@ -553,14 +556,13 @@ impl QueuePair {
         }
     }
 
-    fn refused(&self, e: PostError, got: usize) -> Cause {
+    /// Why a request with `got` pieces, or inline bytes, and `total` bytes does not fit.
+    fn refused(&self, e: PostError, got: usize, total: u64) -> Cause {
         match e {
             PostError::QueueFull { depth } => Cause::QueueFull { depth },
             PostError::TooManySge { max } => Cause::TooManySge { got, max },
             PostError::InlineTooLong { max } => Cause::InlineTooLong { got, max },
-            PostError::TooLong => {
-                Cause::MessageTooLong { got: u64::from(u32::MAX) + 1, max: MAX_MSG }
-            }
+            PostError::TooLong => Cause::MessageTooLong { got: total, max: u32::MAX.into() },
         }
     }
 
@@ -570,7 +572,7 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send).
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
-        self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_recv", 0, cause))?;
         let mut batch = Receives { qp: self, posted: 0 };
         for wr in wrs {
             let list = wr.into.as_slice();
@@ -582,9 +584,9 @@ impl QueuePair {
                 Err(Cause::QueueFull { depth: 0 })
             } else {
                 rq.stage(wr.id, list.iter().map(|s| s.to_mem()))
-                    .map_err(|e| self.refused(e, list.len()))
+                    .map_err(|e| self.refused(e, list.len(), total(list)))
             };
-            staged.map_err(|cause| Error::post(batch.posted, cause))?;
+            staged.map_err(|cause| Error::post("ibv_post_recv", batch.posted, cause))?;
             rq.publish();
             batch.posted += 1;
         }
@@ -668,9 +670,14 @@ impl Drop for Receives<'_> {
     }
 }
 
+/// Bytes of all pieces.
+fn total(list: &[Sge]) -> u64 {
+    list.iter().map(|s| u64::from(s.len())).sum()
+}
+
 /// Lengths that the operation prescribes.
 fn check_length(op: SendOp, local: &Local<'_>) -> std::result::Result<(), Cause> {
-    let total: u64 = local.as_slice().iter().map(|s| u64::from(s.len())).sum();
+    let total = total(local.as_slice());
     if matches!(op, SendOp::CompareSwap | SendOp::FetchAdd) && total != 8 {
         return Err(Cause::AtomicLocal { got: total });
     }

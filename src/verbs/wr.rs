@@ -209,7 +209,9 @@ impl<'a> SendWr<'a> {
     }
 
     /// Lets peers reach `range` of `mr` through a window of type 2, with `access`. The window's key
-    /// changes: [`MemoryWindow::rkey`] tells the new one once the request is posted.
+    /// changes: [`MemoryWindow::rkey`] tells the new one once the request is posted. It is chosen here, by the
+    /// key of now: two requests for one window get different keys only if the first is posted before the
+    /// second is made.
     #[doc(alias = "IBV_WR_BIND_MW")]
     pub fn bind_mw(
         id: u64,
@@ -236,7 +238,8 @@ impl<'a> SendWr<'a> {
     ) -> Self {
         let mut wr = Self::new(id, SendOp::BindMw, Source::Local(Local::None));
         if range.start > range.end || range.end > mr.len() {
-            wr.flaw = Some("the range of a bind lies within the region");
+            wr.flaw =
+                Some("the range of a bind must begin before it ends, and lie within the region");
         }
         let bind = BindWqe {
             mw: Rkey(mw.rkey()),

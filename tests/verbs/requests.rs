@@ -16,7 +16,7 @@ const ENOMEM: i32 = 12;
 #[track_caller]
 fn cut_short(result: Result<()>) -> (usize, i32, Cause) {
     match result {
-        Err(Error::Post { posted, errno, cause }) => (posted, errno, cause),
+        Err(Error::Post { posted, errno, cause, .. }) => (posted, errno, cause),
         other => panic!("wanted Error::Post, got {other:?}"),
     }
 }

@@ -455,7 +455,8 @@ impl Qp {
         self.reload_retries();
     }
 
-    pub(super) fn reload_retries(&mut self) {
+    /// Begins to count anew: there was progress, or the limits were changed.
+    pub(crate) fn reload_retries(&mut self) {
         self.req.retries_left = self.set.retry_cnt;
         self.req.rnr_left = self.set.rnr_retry;
     }
