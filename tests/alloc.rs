@@ -167,12 +167,14 @@ fn unreliable(hosts: [&Context; 2], how: &str) {
         allocates_nothing(&format!("UC SEND and WRITE of {len}, {how}"), || {
             b.qp.post_recv([RecvWr::new(1, b.mr.sge(..)), RecvWr::new(2, ())]).unwrap();
             a.qp.post_send([SendWr::send(1, mine), SendWr::write(2, mine, theirs).imm(1)]).unwrap();
-            [&a, &a, &b, &b].map(Side::wait);
+            [&a, &a, &b, &b].into_iter().for_each(Side::wait);
         });
     }
     let [a, b] = hosts.map(|ctx| Side::of(ctx, QpType::Ud));
     let c = Side::of(hosts[0], QpType::Ud);
-    [&a, &b, &c].map(|side| side.qp.activate(1).unwrap());
+    for side in [&a, &b, &c] {
+        side.qp.activate(1).unwrap();
+    }
     let group = Gid::from(std::net::IpAddr::from([239, 250, 1, 1]));
     let ah = |attr: &AhAttr| a.qp.pd().create_ah(attr).unwrap();
     let ways = [&b, &c].map(|side| (ah(&side.qp.endpoint().ah()), side.qp.number()));
@@ -187,7 +189,7 @@ fn unreliable(hosts: [&Context; 2], how: &str) {
             let [(here, x), (there, y)] = &ways;
             let wrs = [wr().to(here, *x, 1), wr().to(there, *y, 1), wr().to(&all, 0, 1)];
             a.qp.post_send(wrs).unwrap();
-            [&a, &a, &a, &b, &b, &c].map(Side::wait);
+            [&a, &a, &a, &b, &b, &c].into_iter().for_each(Side::wait);
         });
     }
 }

@@ -610,7 +610,8 @@ fn two_ports_over_ipv6() {
 }
 
 fn groups_over_ipv6() {
-    ip("link add m0 type dummy");
+    ip("link add m0 type veth peer name m1");
+    ip("link set m1 up");
     for address in ["fd97::1/64", "fd97::2/64"] {
         ip(&format!("-6 address add {address} dev m0 nodad"));
     }
