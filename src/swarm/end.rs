@@ -161,8 +161,8 @@ pub(super) struct End {
     pub(super) may_be_refused: bool,
     /// There is a reason for its peer not to be ready.
     pub(super) may_be_kept_waiting: bool,
-    /// The peer has sent more than fits a receive.
-    pub(super) may_overflow: bool,
+    /// There are reasons for one receive to end like each of these.
+    pub(super) spoils: Vec<WcStatus>,
     pending: VecDeque<Pending>,
     free: Vec<usize>,
     last_window_use: Option<usize>,
@@ -319,7 +319,7 @@ impl End {
             may_time_out: false,
             may_be_refused: false,
             may_be_kept_waiting: false,
-            may_overflow: false,
+            spoils: Vec::new(),
             pending: VecDeque::new(),
             free: (0..LANDINGS).collect(),
             last_window_use: None,
@@ -663,6 +663,15 @@ impl End {
         }
     }
 
+    /// The queue pair is in ERR, and all its completions were taken.
+    pub(super) fn settle_silent(&mut self) -> Result<(), String> {
+        if self.stream.failed().is_some() {
+            return Ok(());
+        }
+        self.stream.settle_silent();
+        self.over(self.stream.settled())
+    }
+
     /// The first `n` requests are done: looks at what they brought.
     fn over(&mut self, n: usize) -> Result<(), String> {
         while let Some(p) = self.pending.pop_front_if(|p| p.index < n) {
@@ -698,8 +707,12 @@ impl End {
         self.received += 1;
         if wc.status != WcStatus::Success {
             let is_err = self.state() == Some(QpState::Err);
-            let overflow = wc.status == WcStatus::LocLen && std::mem::take(&mut self.may_overflow);
-            if is_err && (overflow || wc.status == WcStatus::WrFlush) {
+            let explained = self.spoils.contains(&wc.status);
+            if explained {
+                // At most one: the queue pair is in ERR.
+                self.spoils.clear();
+            }
+            if is_err && (explained || wc.status == WcStatus::WrFlush) {
                 return Ok(());
             }
             return Err(format!("{wc:?}: nothing that happened explains this status"));

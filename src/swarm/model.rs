@@ -288,6 +288,19 @@ impl Stream {
         }
     }
 
+    /// Whether no completion of a success is to come.
+    pub fn is_silent(&self) -> bool {
+        self.posted[self.settled..].iter().all(|p| !p.signaled)
+    }
+
+    /// No completion will come any more: whatever is left, unsignaled, was done before the queue pair failed.
+    pub fn settle_silent(&mut self) {
+        if self.failed.is_none() && self.is_silent() {
+            self.settled = self.posted.len();
+            self.confirm(self.settled);
+        }
+    }
+
     /// What the READ at `index` has brought.
     ///
     /// # Errors

@@ -282,6 +282,8 @@ pub struct Plan {
     pub seed: u64,
     /// The cables of the hosts.
     pub links: Vec<Link>,
+    /// Bytes in flight that each host allows for a peer, if not the ordinary number.
+    pub windows: Vec<Option<u32>>,
     /// One completion queue per host instead of two for each queue pair.
     pub shared_cq: bool,
     /// The connections.
@@ -300,11 +302,13 @@ impl Plan {
         let hosts = 2 + d.below(3);
         let base = d.link();
         let links = (0..hosts).map(|_| if d.chance(0.7) { base } else { d.link() }).collect();
+        let windows = (0..hosts).map(|_| d.window()).collect();
         let calm = d.chance(0.2);
-        let conns = (0..1 + d.below(5)).map(|_| d.conn(hosts, calm)).collect::<Vec<_>>();
+        let conns = (0..1 + d.below(6)).map(|_| d.conn(hosts, calm)).collect::<Vec<_>>();
         let mut d = Draw(seeds.derive("faults", 0).rng());
         let faults = d.faults(hosts, &conns, calm);
-        Self { seed, links, shared_cq: d.chance(0.4), conns, faults, watched: d.chance(0.5) }
+        let (shared_cq, watched) = (d.chance(0.4), d.chance(0.5));
+        Self { seed, links, windows, shared_cq, conns, faults, watched }
     }
 
     /// When the last fault has ended.
@@ -358,6 +362,12 @@ impl Draw {
         }
     }
 
+    /// Small ones, so that queue pairs must wait for each other.
+    fn window(&mut self) -> Option<u32> {
+        let small = self.range(6000, 46_000) as u32;
+        self.chance(0.4).then_some(small)
+    }
+
     fn conn(&mut self, hosts: usize, calm: bool) -> Conn {
         let a = self.below(hosts);
         // Now and then a host talks to itself.
@@ -371,7 +381,7 @@ impl Draw {
         };
         let sends = self.pick(&[2, 4, 8, 16, 64]);
         let receives = self.pick(&[1, 2, 8, 32]);
-        let n = if max_len > 2000 { 60 } else { 150 };
+        let n = if max_len > 2000 { 100 } else { 300 };
         let signals = self.pick(&[0.2, 0.6, 1.0]);
         let fails = self.chance(0.25);
         let ends = std::array::from_fn(|_| self.end(n, max_len, sends, receives, signals, fails));

@@ -14,7 +14,7 @@ use crate::sim::Sim;
 use crate::time::{Duration, Instant};
 use crate::verbs::{
     Access, CompletionQueue, Context, Error, MemoryRegion, ProtectionDomain, QpAttr, QpState,
-    WorkCompletion,
+    WcStatus, WorkCompletion,
 };
 
 /// How a run went.
@@ -89,6 +89,9 @@ struct Run<'a> {
     died: bool,
 }
 
+/// Something is under way.
+const EBUSY: i32 = 16;
+
 /// Why a run ends early.
 type Verdict = Result<(), String>;
 
@@ -157,7 +160,13 @@ impl Run<'_> {
         let depth = |conn: &Conn| 2 * (conn.sends.max(2) + conn.receives);
         let total: u32 = self.plan.conns.iter().map(|c| 2 * depth(c)).sum();
         for (index, link) in self.plan.links.iter().enumerate() {
-            let ctx = self.sim.try_host(*link).map_err(refused)?;
+            let window = self.plan.windows[index];
+            let ctx = self.sim.host_with(*link, |config| {
+                if let Some(bytes) = window {
+                    (config.window.initial, config.window.max) = (bytes, bytes);
+                }
+            });
+            let ctx = ctx.map_err(refused)?;
             let pd = ctx.alloc_pd().map_err(refused)?;
             let source = pd.alloc_mr(SOURCE, Access::LOCAL).map_err(refused)?;
             let mut bytes = vec![0; SOURCE];
@@ -264,7 +273,9 @@ impl Run<'_> {
             if self.begun[i] && !self.ended[i] && fault.until <= now {
                 self.ended[i] = true;
                 moved = true;
-                self.end(i, fault)?;
+                if !self.end(i, fault)? {
+                    self.ended[i] = false;
+                }
             }
         }
         Ok(moved)
@@ -324,6 +335,7 @@ impl Run<'_> {
                     let (owner, user) = if end == 0 { (a, b) } else { (b, a) };
                     if owner.deregister()? {
                         owner.may_flush = true;
+                        owner.spoils.push(WcStatus::LocAccess);
                         user.may_be_refused = true;
                     }
                 }
@@ -344,7 +356,8 @@ impl Run<'_> {
         Ok(())
     }
 
-    fn end(&mut self, index: usize, fault: &Fault) -> Verdict {
+    /// Ends a fault, if that goes now.
+    fn end(&mut self, index: usize, fault: &Fault) -> Result<bool, String> {
         match fault.what {
             What::Weather { host, .. } => self.set_weather(host)?,
             What::Rule(_) => drop(self.rules.remove(&index)),
@@ -355,12 +368,16 @@ impl Run<'_> {
                 if let Some(gear) = &self.conns[conn].ends[end].gear
                     && gear.qp.state() == Ok(QpState::Sqd)
                 {
-                    gear.qp.modify(&QpAttr::to(QpState::Rts)).map_err(refused)?;
+                    match gear.qp.modify(&QpAttr::to(QpState::Rts)) {
+                        // It has not drained yet.
+                        Err(e) if e.errno() == Some(EBUSY) => return Ok(false),
+                        done => done.map_err(refused)?,
+                    }
                 }
             }
             What::Error { .. } | What::Deregister { .. } | What::Death { .. } => {}
         }
-        Ok(())
+        Ok(true)
     }
 
     /// Sends an end to ERR.
@@ -477,9 +494,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Time within which a connection must get on once the faults are over.
+    /// Time within which a connection must get on once the faults are over. Connections wait for each other
+    /// where they share a window, so the longest timeout counts, and a turn of another before each retry.
     fn patience(&self, plan: &Conn) -> Duration {
-        let timeout = Duration::from_nanos(4096 << plan.timeout);
+        let longest = self.plan.conns.iter().map(|c| c.timeout).max().unwrap_or_default();
+        let timeout = Duration::from_nanos(4096 << longest) * 2;
         let rnr = crate::wire::aeth::rnr_timer(plan.min_rnr_timer);
         timeout * (u32::from(plan.retry_cnt) + 3) + rnr * 12 + Duration::from_millis(5)
     }
@@ -539,7 +558,9 @@ impl Run<'_> {
                 for note in notes {
                     peer.may_flush = true;
                     me.may_time_out = true;
-                    peer.may_overflow |= note == Note::Overflows;
+                    if note == Note::Overflows {
+                        peer.spoils.push(WcStatus::LocLen);
+                    }
                 }
             }
         }
@@ -566,11 +587,15 @@ impl Run<'_> {
         let late = now.saturating_since(since) > Duration::from_micros(300);
         let mut clean = true;
         for end in 0..2 {
-            let conn = &self.conns[index];
-            let e = &conn.ends[end];
+            let conn = &mut self.conns[index];
+            let e = &mut conn.ends[end];
             let Some(state) = e.state() else { continue };
+            if state == QpState::Err && late && conn.muted == [false; 2] {
+                // All completions are there: what is left was a success that nobody wanted to hear of.
+                e.settle_silent().map_err(|what| format!("connection {index}, end {end}: {what}"))?;
+            }
             clean &= state == QpState::Err && e.stream.outstanding() == 0 && e.receives == e.received;
-            let idle = e.stream.outstanding() == 0;
+            let idle = e.stream.is_silent();
             if state == QpState::Sqd && conn.muted == [false; 2] {
                 // It would wait for the end of its fault.
                 self.fail(index, end)?;

@@ -18,6 +18,8 @@ const LINES: usize = 2000;
 struct Flow {
     /// The PSN that a new request will have.
     next: Psn,
+    /// No packet of a former life may still be under way.
+    first: bool,
     mtu: usize,
     /// The receiver was not ready for this PSN: when it said so, and how long to wait.
     waits: Option<(Psn, Instant, Duration)>,
@@ -55,7 +57,8 @@ impl Watch {
 
     /// Requests of a flow (sender, receiver, queue pair there) begin with `psn`.
     pub(super) fn expect(&mut self, flow: (usize, usize, u32), psn: u32, mtu: usize) {
-        self.flows.insert(flow, Flow { next: Psn::new(psn), mtu, waits: None });
+        let first = !self.flows.contains_key(&flow);
+        self.flows.insert(flow, Flow { next: Psn::new(psn), first, mtu, waits: None });
     }
 
     /// Queue pair `qpn` of `host` sends the requests of a flow, and gets their answers.
@@ -120,10 +123,10 @@ impl Watch {
             }
         }
         let ahead = psn.distance_from(flow.next);
-        if ahead > 0 && self.in_order {
+        if ahead > 0 && self.in_order && flow.first {
             return Err(format!("{ahead} PSNs were left out before it"));
         }
-        if ahead >= 0 {
+        if ahead >= 0 && flow.first {
             let packets = match (info.operation, parsed.reth()) {
                 (Operation::Read, Some(reth)) => (reth.dma_len as usize).div_ceil(flow.mtu).max(1),
                 _ => 1,
