@@ -460,7 +460,8 @@ impl Draw {
     fn faults(&mut self, hosts: usize, conns: &[Conn], calm: bool) -> Vec<Fault> {
         let n = if calm { self.below(3) } else { 1 + self.below(6) };
         let mild = self.chance(0.5);
-        let mut faults: Vec<_> = (0..n).map(|_| self.fault(hosts, conns.len(), calm, mild)).collect();
+        let mut faults: Vec<_> =
+            (0..n).map(|_| self.fault(hosts, conns.len(), calm, mild)).collect();
         faults.sort_by_key(|f| f.from);
         faults
     }
