@@ -190,7 +190,7 @@ impl Gear {
         }
         let gone = pd.alloc_mr(64, Access::LOCAL)?;
         let target = pd.alloc_mr(plan.target, Access::REMOTE | Access::MW_BIND)?;
-        let pattern: Vec<u8> = (0..plan.target).map(|i| (i * 7 + (i >> 8) * 3) as u8).collect();
+        let pattern: Vec<u8> = (0..=250).cycle().take(plan.target).collect();
         target.write(0, &pattern);
         Ok(Self {
             qp: qp.build()?,
@@ -279,7 +279,9 @@ impl Ready {
             Kind::SendImm => SendWr::send(id, from).imm(self.imm),
             Kind::SendInv => SendWr::send(id, from).invalidate(self.imm),
             Kind::WriteImm => SendWr::write(id, from, self.remote).imm(self.imm),
-            Kind::Read | Kind::Bad(Bad::ReadBeyond) => SendWr::read(id, &self.sges[..], self.remote),
+            Kind::Read | Kind::Bad(Bad::ReadBeyond) => {
+                SendWr::read(id, &self.sges[..], self.remote)
+            }
             Kind::CompareSwap => {
                 SendWr::compare_swap(id, one(), self.remote, self.compare, self.op.value)
             }
@@ -302,8 +304,7 @@ impl Ready {
     }
 }
 
-const RIGHTS: Access =
-    Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
 
 impl End {
     pub(super) fn new(gear: Gear, told: Told, mtu: usize, memory: Vec<u8>) -> Self {
@@ -413,7 +414,9 @@ impl End {
             Kind::SendInv if !bound => Kind::Send,
             Kind::BindMw if !may_bind => Kind::Write,
             Kind::LocalInv if !matches!(own, Lent::Bound(_)) || !unused => Kind::Read,
-            Kind::Bad(Bad::DeadWindow) if !matches!(peer.lent, Lent::Dead(_)) => Kind::Bad(Bad::Key),
+            Kind::Bad(Bad::DeadWindow) if !matches!(peer.lent, Lent::Dead(_)) => {
+                Kind::Bad(Bad::Key)
+            }
             Kind::Bad(Bad::WindowBeyond) if !bound => Kind::Bad(Bad::WriteBeyond),
             kind => kind,
         }
@@ -427,20 +430,27 @@ impl End {
             _ => (0, data, peer.target.rkey, false),
         };
         if window {
-            self.last_window_use = Some(self.stream.len());
+            self.last_window_use = Some(self.stream.posted());
         }
         let room = (hi - lo - len) as u64;
         // Often the very end: what counts bytes counts wrong there.
-        let at = if op.at % 5 == 0 { room } else { op.at % (room + 1) };
+        let at = if op.at.is_multiple_of(5) { room } else { op.at % (room + 1) };
         (lo + usize::try_from(at).unwrap_or(0), rkey)
     }
 
     fn id(&self) -> u64 {
-        self.life << LIFE_SHIFT | self.stream.len() as u64
+        self.life << LIFE_SHIFT | self.stream.posted() as u64
     }
 
     /// Makes a request, and tells the model.
-    fn prepare(&mut self, gear: &Gear, op: &Op, kind: Kind, peer: &mut Told, notes: &mut Vec<Note>) -> Ready {
+    fn prepare(
+        &mut self,
+        gear: &Gear,
+        op: &Op,
+        kind: Kind,
+        peer: &mut Told,
+        notes: &mut Vec<Note>,
+    ) -> Ready {
         let id = self.id();
         let mut ready = Ready {
             id,
@@ -464,7 +474,7 @@ impl End {
             answer: Answer::Nothing,
             message: None,
         };
-        let mut pending = Pending { index: self.stream.len(), slot: None, local: None };
+        let mut pending = Pending { index: self.stream.posted(), slot: None, local: None };
         match kind {
             Kind::Send | Kind::SendImm | Kind::SendInv | Kind::Write | Kind::WriteImm => {
                 self.prepare_bytes(gear, peer, &mut ready, &mut posted);
@@ -568,8 +578,7 @@ impl End {
                     _ => self.place(&op, op.len, peer),
                 };
                 ready.remote = RemoteSlice { rkey, ..peer.target.at(at as u64) };
-                posted.answer =
-                    Answer::Bytes { at, data: self.stream.ahead(at, op.len).to_vec() };
+                posted.answer = Answer::Bytes { at, data: self.stream.ahead(at, op.len).to_vec() };
                 pending.slot = self.land(gear, ready, op.len, op.pieces);
             }
             Kind::Count => {
@@ -598,14 +607,27 @@ impl End {
     }
 
     /// Takes a buffer for an answer.
-    fn land(&mut self, gear: &Gear, ready: &mut Ready, len: usize, pieces: usize) -> Option<(usize, usize, usize)> {
+    fn land(
+        &mut self,
+        gear: &Gear,
+        ready: &mut Ready,
+        len: usize,
+        pieces: usize,
+    ) -> Option<(usize, usize, usize)> {
         let slot = self.free.pop()?;
         ready.sges = gear.landing.sges(slot, len, pieces);
         Some((slot, len, pieces))
     }
 
     /// Requests that must fail.
-    fn prepare_bad(&mut self, gear: &Gear, peer: &Told, bad: Bad, ready: &mut Ready, posted: &mut Posted) {
+    fn prepare_bad(
+        &mut self,
+        gear: &Gear,
+        peer: &Told,
+        bad: Bad,
+        ready: &mut Ready,
+        posted: &mut Posted,
+    ) {
         let len = ready.op.len.clamp(1, 64);
         let target = peer.target;
         let beyond = |end: usize| target.at((end + 1 - len) as u64);
@@ -613,7 +635,9 @@ impl End {
         posted.opcode = WcOpcode::Write;
         ready.sges = vec![gear.source.sge(..len)];
         let (remote, fails) = match bad {
-            Bad::Key => (RemoteSlice { rkey: target.rkey ^ 0x5a_5a00, ..target.at(0) }, WcStatus::RemAccess),
+            Bad::Key => {
+                (RemoteSlice { rkey: target.rkey ^ 0x5a_5a00, ..target.at(0) }, WcStatus::RemAccess)
+            }
             Bad::WriteBeyond => (beyond(size), WcStatus::RemAccess),
             Bad::ReadBeyond => {
                 posted.opcode = WcOpcode::Read;
@@ -622,8 +646,12 @@ impl End {
                 (beyond(size), WcStatus::RemAccess)
             }
             Bad::WindowBeyond | Bad::DeadWindow => match peer.lent {
-                Lent::Bound(k) => (RemoteSlice { rkey: k.rkey, ..beyond(k.from + k.len) }, WcStatus::RemAccess),
-                Lent::Dead(k) => (RemoteSlice { rkey: k.rkey, ..target.at(k.from as u64) }, WcStatus::RemAccess),
+                Lent::Bound(k) => {
+                    (RemoteSlice { rkey: k.rkey, ..beyond(k.from + k.len) }, WcStatus::RemAccess)
+                }
+                Lent::Dead(k) => {
+                    (RemoteSlice { rkey: k.rkey, ..target.at(k.from as u64) }, WcStatus::RemAccess)
+                }
                 _ => (RemoteSlice { rkey: 0, ..target.at(0) }, WcStatus::RemAccess),
             },
             Bad::Right => (peer.limited.at(0), WcStatus::RemAccess),
@@ -652,7 +680,9 @@ impl End {
         let accepted = self.stream.completed(wc, |p, status| match status {
             WcStatus::WrFlush => flush,
             WcStatus::RetryExc => time,
-            WcStatus::RnrRetryExc => rnr && (p.message.is_some() || p.fails == Some(WcStatus::RemInvReq)),
+            WcStatus::RnrRetryExc => {
+                rnr && (p.message.is_some() || p.fails == Some(WcStatus::RemInvReq))
+            }
             WcStatus::RemAccess => refused,
             _ => false,
         })?;
@@ -674,7 +704,8 @@ impl End {
 
     /// The first `n` requests are done: looks at what they brought.
     fn over(&mut self, n: usize) -> Result<(), String> {
-        while let Some(p) = self.pending.pop_front_if(|p| p.index < n) {
+        while let Some(&p) = self.pending.front().filter(|p| p.index < n) {
+            self.pending.pop_front();
             if let Some(lent) = p.local {
                 self.told.lent = lent;
             }
@@ -690,7 +721,9 @@ impl End {
                 Answer::Word(before) if *before == word => {}
                 Answer::Word(before) => {
                     let id = self.stream.get(p.index).id;
-                    return Err(format!("atomic {id} brought {word:#x}, and {before:#x} was there"));
+                    return Err(format!(
+                        "atomic {id} brought {word:#x}, and {before:#x} was there"
+                    ));
                 }
             }
         }
@@ -698,7 +731,12 @@ impl End {
     }
 
     /// A completion of a receive. `peer` is who sends here.
-    pub(super) fn arrived(&mut self, wc: &WorkCompletion, peer: &mut Stream, plan: &Conn) -> Result<(), String> {
+    pub(super) fn arrived(
+        &mut self,
+        wc: &WorkCompletion,
+        peer: &mut Stream,
+        plan: &Conn,
+    ) -> Result<(), String> {
         let want = RECEIVE | self.life << LIFE_SHIFT | self.received;
         if wc.wr_id != want || self.received >= self.receives {
             return Err(format!("{wc:?}: expected receive {want:#x} of {}", self.receives));

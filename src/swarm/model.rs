@@ -145,7 +145,7 @@ impl Stream {
     }
 
     /// Requests posted.
-    pub fn len(&self) -> usize {
+    pub fn posted(&self) -> usize {
         self.posted.len()
     }
 
@@ -264,7 +264,9 @@ impl Stream {
         };
         if !explained {
             let want = p.fails.unwrap_or_default();
-            return Err(format!("{wc:?}: expected {want:?}, and nothing that happened explains this"));
+            return Err(format!(
+                "{wc:?}: expected {want:?}, and nothing that happened explains this"
+            ));
         }
         self.settled = index + 1;
         if success {

@@ -311,6 +311,11 @@ impl Plan {
         Self { seed, links, windows, shared_cq, conns, faults, watched }
     }
 
+    /// Requests of all ends together.
+    pub fn requests(&self) -> usize {
+        self.conns.iter().flat_map(|c| &c.ends).map(|e| e.ops.len()).sum()
+    }
+
     /// When the last fault has ended.
     pub fn quiet(&self) -> Duration {
         self.faults.iter().map(|f| f.until).max().unwrap_or_default()
@@ -460,7 +465,8 @@ impl Draw {
     fn faults(&mut self, hosts: usize, conns: &[Conn], calm: bool) -> Vec<Fault> {
         let n = if calm { self.below(3) } else { 1 + self.below(6) };
         let mild = self.chance(0.5);
-        let mut faults: Vec<_> = (0..n).map(|_| self.fault(hosts, conns.len(), calm, mild)).collect();
+        let mut faults: Vec<_> =
+            (0..n).map(|_| self.fault(hosts, conns.len(), calm, mild)).collect();
         faults.sort_by_key(|f| f.from);
         faults
     }

@@ -194,7 +194,8 @@ impl Run<'_> {
                 let memory = gear.memory().ok_or("no target")?;
                 gears.push((gear, told, memory));
             }
-            let (Some((b, told_b, of_b)), Some((a, told_a, of_a))) = (gears.pop(), gears.pop()) else {
+            let (Some((b, told_b, of_b)), Some((a, told_a, of_a))) = (gears.pop(), gears.pop())
+            else {
                 continue;
             };
             let mtu = connect(conn, &a, &b)?;
@@ -220,7 +221,9 @@ impl Run<'_> {
         let (Some(watch), Some(conn)) = (&self.watch, self.conns.get(index)) else { return };
         let plan = &self.plan.conns[index];
         for end in 0..2 {
-            let (Some(me), Some(peer)) = (&conn.ends[end].gear, &conn.ends[1 - end].gear) else { return };
+            let (Some(me), Some(peer)) = (&conn.ends[end].gear, &conn.ends[1 - end].gear) else {
+                return;
+            };
             let (psn, to) = (me.qp.endpoint().psn, peer.qp.number());
             let flow = (plan.hosts[end], plan.hosts[1 - end], to);
             let mut watch = watch.lock();
@@ -240,7 +243,7 @@ impl Run<'_> {
             for index in 0..self.conns.len() {
                 moved |= self.tend(index)?;
             }
-            if rounds % 16 == 0 {
+            if rounds.is_multiple_of(16) {
                 self.look_at_memory()?;
             }
             if let Some(what) = self.watch.as_ref().and_then(|w| w.lock().failure()) {
@@ -285,7 +288,8 @@ impl Run<'_> {
     fn set_weather(&self, host: usize) -> Verdict {
         let mut link: Link = self.plan.links[host];
         for (i, fault) in self.plan.faults.iter().enumerate() {
-            if let What::Weather { host: at, loss, reorder, duplicate, corrupt, jitter, delay } = fault.what
+            if let What::Weather { host: at, loss, reorder, duplicate, corrupt, jitter, delay } =
+                fault.what
                 && at == host
                 && self.begun[i]
                 && !self.ended[i]
@@ -306,9 +310,12 @@ impl Run<'_> {
 
     fn set_cable(&self, host: usize) -> Verdict {
         let Some(live) = &self.hosts[host] else { return Ok(()) };
-        let down = self.plan.faults.iter().enumerate().any(|(i, f)| {
-            f.what == What::Down { host } && self.begun[i] && !self.ended[i]
-        });
+        let down = self
+            .plan
+            .faults
+            .iter()
+            .enumerate()
+            .any(|(i, f)| f.what == What::Down { host } && self.begun[i] && !self.ended[i]);
         self.sim.set_up(&live.ctx, !down).map_err(refused)
     }
 
@@ -402,7 +409,8 @@ impl Run<'_> {
             }
         }
         let mut moved = false;
-        let hosts: Vec<_> = self.hosts.iter().map(|h| h.as_ref().and_then(|h| h.cq.clone())).collect();
+        let hosts: Vec<_> =
+            self.hosts.iter().map(|h| h.as_ref().and_then(|h| h.cq.clone())).collect();
         for (host, cq) in hosts.iter().enumerate() {
             let Some(cq) = cq else { continue };
             let mut all = cq.drain();
@@ -534,7 +542,9 @@ impl Run<'_> {
         let plan = &self.plan.conns[index];
         let conn = &mut self.conns[index];
         let mut moved = false;
-        let broken = |e: &End| e.stream.failed().is_some() || !matches!(e.state(), Some(QpState::Rts | QpState::Sqd));
+        let broken = |e: &End| {
+            e.stream.failed().is_some() || !matches!(e.state(), Some(QpState::Rts | QpState::Sqd))
+        };
         if conn.ends.iter().any(broken) {
             conn.phase = Phase::Broken(now);
             conn.moved = now;
@@ -592,9 +602,11 @@ impl Run<'_> {
             let Some(state) = e.state() else { continue };
             if state == QpState::Err && late && conn.muted == [false; 2] {
                 // All completions are there: what is left was a success that nobody wanted to hear of.
-                e.settle_silent().map_err(|what| format!("connection {index}, end {end}: {what}"))?;
+                e.settle_silent()
+                    .map_err(|what| format!("connection {index}, end {end}: {what}"))?;
             }
-            clean &= state == QpState::Err && e.stream.outstanding() == 0 && e.receives == e.received;
+            clean &=
+                state == QpState::Err && e.stream.outstanding() == 0 && e.receives == e.received;
             let idle = e.stream.is_silent();
             if state == QpState::Sqd && conn.muted == [false; 2] {
                 // It would wait for the end of its fault.
@@ -685,7 +697,9 @@ impl Run<'_> {
             let unique = seen.windows(2).all(|w| w[0] < w[1]);
             let within = seen.last().is_none_or(|&last| last < value);
             if !unique || !within || value > most || value < seen.len() as u64 {
-                return Err(format!("the shared counter of host {index} is {value} of {most}: {seen:?}"));
+                return Err(format!(
+                    "the shared counter of host {index} is {value} of {most}: {seen:?}"
+                ));
             }
         }
         Ok(())
@@ -700,7 +714,11 @@ impl Run<'_> {
             let link = self.sim.link_counters(&host.ctx).map_err(refused)?;
             let get = |name: &str| counters.get(name).copied().unwrap_or_default();
             if get("sent_pkts") != link.sent + get("drop_destroyed") {
-                return Err(format!("host {index} sent {} packets and counted {}", link.sent, get("sent_pkts")));
+                return Err(format!(
+                    "host {index} sent {} packets and counted {}",
+                    link.sent,
+                    get("sent_pkts")
+                ));
             }
             let bad = get("rx_icrc_encapsulated");
             let headers = ["drop_malformed", "drop_version", "drop_unknown_opcode", "drop_no_qp"];
@@ -710,7 +728,10 @@ impl Run<'_> {
             // Packets that a state forbids are dropped before they count as received, or after.
             let told = get("rcvd_pkts") + bad + headers + other;
             if !(told..=told + get("drop_state")).contains(&link.delivered) {
-                return Err(format!("host {index} got {} packets and counted {told}", link.delivered));
+                return Err(format!(
+                    "host {index} got {} packets and counted {told}",
+                    link.delivered
+                ));
             }
             if network.corrupted == 0 && bad > 0 {
                 return Err(format!("host {index} found {bad} packets damaged that were not"));
@@ -718,12 +739,22 @@ impl Run<'_> {
             if get("cq_overrun") > 0 || get("send_err") > 0 {
                 return Err(format!("host {index}: {counters:?}"));
             }
-            let never = ["rcvd_seq_err", "local_ack_timeout_err", "implied_nak_seq_err", "duplicate_request"];
-            let failed = self.conns.iter().any(|c| c.ends.iter().any(|e| e.state() == Some(QpState::Err)));
-            let failed = failed || self.conns.iter().zip(&self.plan.conns).any(|(c, p)| c.lives < p.lives);
+            let never = [
+                "rcvd_seq_err",
+                "local_ack_timeout_err",
+                "implied_nak_seq_err",
+                "duplicate_request",
+            ];
+            let failed =
+                self.conns.iter().any(|c| c.ends.iter().any(|e| e.state() == Some(QpState::Err)));
+            let failed =
+                failed || self.conns.iter().zip(&self.plan.conns).any(|(c, p)| c.lives < p.lives);
             for name in never.into_iter().filter(|_| harmless && !failed) {
                 if get(name) > 0 {
-                    return Err(format!("nothing was lost, and host {index} counts {name} {}", get(name)));
+                    return Err(format!(
+                        "nothing was lost, and host {index} counts {name} {}",
+                        get(name)
+                    ));
                 }
             }
         }

@@ -97,7 +97,8 @@ impl Watch {
         if !ip.is_some_and(|ip| icrc::check(&ip, &packet.bytes)) {
             return Err("its ICRC is wrong".into());
         }
-        let parsed = crate::wire::Packet::parse(&packet.bytes).map_err(|e| format!("it is malformed: {e}"))?;
+        let parsed = crate::wire::Packet::parse(&packet.bytes)
+            .map_err(|e| format!("it is malformed: {e}"))?;
         let info = parsed.info();
         let qpn = parsed.dest_qp().raw();
         if info.is_response() {
@@ -107,7 +108,11 @@ impl Watch {
         let key = (packet.from, packet.to, qpn);
         let Some(flow) = self.flows.get_mut(&key) else { return Ok(()) };
         if parsed.payload().len() > flow.mtu {
-            return Err(format!("{} bytes of payload, and the path MTU is {}", parsed.payload().len(), flow.mtu));
+            return Err(format!(
+                "{} bytes of payload, and the path MTU is {}",
+                parsed.payload().len(),
+                flow.mtu
+            ));
         }
         let psn = parsed.psn();
         if let Some((refused, at, wait)) = flow.waits
