@@ -80,9 +80,14 @@ impl Sim {
     /// An empty network.
     ///
     /// If a test panics, the seed is printed with the panic.
+    ///
+    /// # Panics
+    /// If [`SEED_VARIABLE`] is set to something that is not a number: a failure would not be repeated.
     pub fn new(seed: u64) -> Self {
         let seed = match std::env::var(SEED_VARIABLE) {
-            Ok(text) => text.trim().parse().unwrap_or(seed),
+            Ok(text) => text.trim().parse().unwrap_or_else(|_| {
+                panic!("{SEED_VARIABLE} is {text:?}: it must be a number, or not be set")
+            }),
             Err(_) => seed,
         };
         let seeds = Seeds::new(seed);
