@@ -49,6 +49,16 @@ fn one_sided() {
 }
 
 #[test]
+fn kv_store() {
+    let Some(mut command) = example("kv_store") else { return };
+    // Ten thousand take a minute, optimised.
+    command.arg(if cfg!(debug_assertions) { "100" } else { "10000" });
+    let said = Running::start(&mut command).finish().ok();
+    assert!(said.contains("as it comes: seed") && said.contains("and another from byte"), "{said}");
+    assert!(said.contains("seeds, and every entry was put by somebody"), "{said}");
+}
+
+#[test]
 fn lossy_network() {
     let Some(said) = run("lossy_network") else { return };
     assert!(said.contains("1 MiB") && said.contains("the same again"), "{said}");

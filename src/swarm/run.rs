@@ -243,7 +243,7 @@ impl Run<'_> {
             for index in 0..self.conns.len() {
                 moved |= self.tend(index)?;
             }
-            if rounds % 16 == 0 {
+            if rounds.is_multiple_of(16) {
                 self.look_at_memory()?;
             }
             if let Some(what) = self.watch.as_ref().and_then(|w| w.lock().failure()) {
