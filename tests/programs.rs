@@ -75,6 +75,29 @@ fn state_machine() {
     assert_eq!(said, "Rts, and \"it is me\" came back\n");
 }
 
+/// One answers for ever; the other asks once.
+#[test]
+fn datagrams() {
+    use std::io::{BufRead, BufReader};
+    struct Killed(std::process::Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let Some(mut answerer) = example("datagrams") else { return };
+    let mut answerer = Killed(answerer.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    BufReader::new(answerer.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let endpoint = said.trim().strip_prefix("ask me with: datagrams ").unwrap();
+    for _ in 0..2 {
+        let mut asker = example("datagrams").unwrap();
+        let said = Running::start(asker.arg(endpoint)).finish().ok();
+        assert_eq!(said, "the answer: \"who?\"\n");
+    }
+}
+
 #[test]
 fn devices() {
     let Some(said) = run("devices") else { return };

@@ -62,6 +62,7 @@ struct Failed {
     what: String,
 }
 
+#[expect(clippy::disallowed_methods, reason = "how long it took, for somebody who waits")]
 pub(crate) fn run(args: &Args) -> ExitCode {
     let began = Instant::now();
     let mut report = Report::default();

@@ -26,7 +26,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
         "nic",
         &["engine", "port", "fabric", "capture", "queue", "mem", "wire", "net", "time", "seed"],
     ),
-    ("verbs", &["nic", "queue", "mem", "wire::num", "net", "time"]),
+    ("verbs", &["nic", "queue", "mem", "wire::num", "wire::grh", "net", "time"]),
     // Of the engine, what things are called, and handles to queue pairs; its workings are not seen.
     (
         "verbs",
@@ -83,7 +83,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["mem::raw", "port"]),
     ("nix", &["port", "nic"]),
     ("pcap_file", &["capture"]),
-    ("smoltcp", &["wire::frame"]),
+    ("smoltcp", &["wire::frame", "wire::grh"]),
     ("socket2", &["port"]),
 ];
 

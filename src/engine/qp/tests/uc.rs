@@ -188,7 +188,8 @@ fn a_message_may_begin_at_any_psn() {
 /// happens.
 #[test]
 fn requests_that_cannot_be_executed_are_dropped() {
-    let cases: [(&str, fn(&Script) -> Vec<In>, Counter); 9] = [
+    type Packets = fn(&Script) -> Vec<In>;
+    let cases: [(&str, Packets, Counter); 9] = [
         ("no receive", |_| vec![send("ONLY", 0)], Counter::OutOfBuffer),
         (
             "no receive for a long one",

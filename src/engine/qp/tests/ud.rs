@@ -126,7 +126,8 @@ fn a_controlled_qkey_is_that_of_the_queue_pair() {
 /// Each local error stops the send queue; the receives go on, and RTS starts it again.
 #[test]
 fn errors_of_requests() {
-    let cases: [(&str, fn(&mut Script) -> (SendWqe, Vec<Sge>), WcStatus); 8] = [
+    type Request = fn(&mut Script) -> (SendWqe, Vec<Sge>);
+    let cases: [(&str, Request, WcStatus); 8] = [
         (
             "longer than the path MTU of the port",
             |s| {
