@@ -310,7 +310,10 @@ fn a_mistake_without_a_test_is_found() {
     ];
     let found = |rows: &[(&str, &str)], tables: &[usize]| -> Vec<usize> {
         let row = |(number, tests): &(&str, &str)| format!("| {number} | x | y | {tests} |\n");
-        let text = format!("| # | a | b | c |\n|--:|---|---|---|\n{}", rows.iter().map(row).collect::<String>());
+        let text = format!(
+            "| # | a | b | c |\n|--:|---|---|---|\n{}",
+            rows.iter().map(row).collect::<String>()
+        );
         let page = Source::new(conformance::PAGE, &text);
         conformance::rows(&page, &tree, tables).iter().map(|f| f.line).collect()
     };

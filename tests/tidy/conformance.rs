@@ -64,7 +64,9 @@ pub(crate) fn rows(page: &Source, sources: &[Source], tables: &[usize]) -> Vec<F
     // Rows of each table so far.
     let mut counts: Vec<usize> = Vec::new();
     for (line, text) in page.text.lines().enumerate().map(|(at, text)| (at + 1, text)) {
-        let Some(inside) = text.strip_prefix('|').and_then(|t| t.strip_suffix('|')) else { continue };
+        let Some(inside) = text.strip_prefix('|').and_then(|t| t.strip_suffix('|')) else {
+            continue;
+        };
         let cells: Vec<&str> = inside.split('|').map(str::trim).collect();
         if cells[0] == "#" {
             counts.push(0);
@@ -73,12 +75,12 @@ pub(crate) fn rows(page: &Source, sources: &[Source], tables: &[usize]) -> Vec<F
         if cells[0].starts_with("--") {
             continue;
         }
+        let Some(count) = counts.last_mut() else { continue };
+        *count += 1;
         let [number, _, _, named] = cells[..] else {
             wrong(line, format!("{} cells instead of 4", cells.len()));
             continue;
         };
-        let Some(count) = counts.last_mut() else { continue };
-        *count += 1;
         if number != count.to_string() {
             wrong(line, format!("row {number} where row {count} should be"));
         }
