@@ -49,6 +49,25 @@ fn one_sided() {
 }
 
 #[test]
+fn without_privileges_and_without_locked_memory() {
+    let Some(program) = example("one_sided") else { return };
+    // In a user namespace that maps nobody, a process has no capability over anything outside, and the limit
+    // of memory that it may lock holds.
+    let confined = |program: &std::ffi::OsStr| {
+        let mut command = Command::new("prlimit");
+        command.args(["--memlock=0:0", "unshare", "--user"]).arg(program);
+        command.env_remove("SOFTROCE_DEVICE");
+        command
+    };
+    let trial = confined("true".as_ref()).output();
+    if !trial.as_ref().is_ok_and(|trial| trial.status.success()) {
+        return skip(format!("no prlimit(1), unshare(1) or user namespaces here: {trial:?}"));
+    }
+    let said = Running::start(&mut confined(program.get_program())).finish().ok();
+    assert!(said.contains("memory that its owner never touched"), "{said}");
+}
+
+#[test]
 fn kv_store() {
     let Some(mut command) = example("kv_store") else { return };
     // Ten thousand take a minute, optimised.

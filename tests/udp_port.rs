@@ -559,6 +559,7 @@ fn in_a_network_namespace() {
         an_owner_of_all_addresses_is_named();
         a_virtual_pair();
         packets_through_another_interface_are_dropped();
+        a_host_without_ipv6();
         return;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/netns.sh");
@@ -769,4 +770,24 @@ impl Drop for KillOnDrop {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The last of them: the namespace has no IPv6 any more.
+fn a_host_without_ipv6() {
+    std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+    let error = UdpConfig::for_address("fd00::1".parse().unwrap(), 0).map(UdpPort::open);
+    assert!(!matches!(error, Ok(Ok(_))), "there is no such address any more");
+    ip("link add n0 type veth peer name n1");
+    ip("address add 10.97.0.1/24 dev n0");
+    ip("link set n0 up");
+    ip("link set n1 up");
+    let config = UdpConfig::for_interface("n0").unwrap();
+    let addresses: Vec<String> = config.addresses.iter().map(|a| a.ip.to_string()).collect();
+    assert_eq!(addresses, ["10.97.0.1"]);
+    for mut port in [UdpPort::open(config).unwrap(), open("127.0.0.1")] {
+        let p = path(&port, &port);
+        send(&mut port, p, &pattern(3000), Some(1024));
+        assert_eq!(receive(&mut port, 3)[2].1.len(), 952);
+    }
+    ip("link delete n0");
 }

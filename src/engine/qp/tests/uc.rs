@@ -415,3 +415,19 @@ fn attributes_of_reliable_connections_are_named_and_refused() {
     let (from, to) = (QpState::Rtr, QpState::Rts);
     assert_eq!(got, Err(Cause::UnexpectedAttr { from, to, attr: "timeout" }));
 }
+
+#[test]
+fn who_asks_for_an_ack_gets_none() {
+    let mut s = Script::with(&uc());
+    s.post_recv(1, 0, 64);
+    s.recv(send("ONLY", 0).len(8).ask());
+    s.recv(write("ONLY", 1).reth(s.va(100), s.rkey(), 8).len(8).ask());
+    // Nor whoever leaves a gap, repeats itself, or is refused.
+    s.recv(write("ONLY", 5).reth(s.va(100), s.rkey(), 8).len(8).ask());
+    s.recv(write("ONLY", 5).reth(s.va(100), s.rkey(), 8).len(8).ask());
+    s.recv(write("ONLY", 6).reth(s.va(100), Rkey(3), 8).len(8).ask());
+    s.silent();
+    assert_eq!(s.results(), [(1, WcStatus::Success)]);
+    assert_eq!(s.counter(Counter::RxWriteRequests), 3);
+    assert_eq!((s.engine.poll_timeout(), s.state()), (None, QpState::Rts));
+}

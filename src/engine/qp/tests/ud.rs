@@ -453,3 +453,14 @@ fn a_member_that_is_reset_is_still_a_member() {
     s.recv_at(GROUP, THEM, &send(0));
     assert_eq!(s.results(), [(1, WcStatus::Success)]);
 }
+
+#[test]
+fn who_asks_for_an_ack_gets_none() {
+    let mut s = Script::with(&ud());
+    s.post_recv(1, 0, 64);
+    s.recv(send(0).len(8).ask());
+    s.recv(send(1).len(8).ask());
+    s.silent();
+    assert_eq!(s.results(), [(1, WcStatus::Success)]);
+    assert_eq!((s.engine.poll_timeout(), s.counter(Counter::OutOfBuffer)), (None, 1));
+}
