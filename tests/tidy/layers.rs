@@ -46,6 +46,8 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause"]),
+    // What a NIC does, step by step, for whoever looks.
+    ("sim::trace", &["engine::trace"]),
 ];
 
 /// Modules that all may use: the standard library by another name, and what tests share.
