@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::AsyncEvent;
@@ -34,6 +35,7 @@ pub(crate) struct Common {
     pub(crate) config: EngineConfig,
     pub(crate) caps: PortCaps,
     pub(crate) mrs: MrTable,
+    pub(crate) ahs: AhTable,
     pub(crate) cqs: Vec<Option<CqSlot>>,
     dirty: Vec<u32>,
     pub(crate) windows: Windows,
@@ -60,6 +62,7 @@ impl Common {
             config,
             caps,
             mrs,
+            ahs: AhTable::default(),
             cqs: Vec::new(),
             dirty: Vec::new(),
             windows,

@@ -75,7 +75,7 @@ impl Engine {
         Ok(())
     }
 
-    fn use_pd(&mut self, pd: PdId) -> Result<&mut u32, Cause> {
+    pub(super) fn use_pd(&mut self, pd: PdId) -> Result<&mut u32, Cause> {
         self.pds.get_mut(&pd).ok_or_else(|| gone("protection domain"))
     }
 
@@ -106,7 +106,7 @@ impl Engine {
         Ok(region)
     }
 
-    fn release_pd(&mut self, pd: PdId) {
+    pub(super) fn release_pd(&mut self, pd: PdId) {
         if let Ok(users) = self.use_pd(pd) {
             *users = users.saturating_sub(1);
         }
@@ -191,17 +191,7 @@ impl Engine {
     /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or an object is gone.
     pub fn create_qp(&mut self, init: QpInit) -> Result<(QpHandle, Arc<QpFace>), Cause> {
         match init.kind {
-            QpType::Rc => {}
-            QpType::Uc => {
-                return Err(Cause::Unsupported {
-                    what: "queue pairs of type UC are not offered yet: use RC",
-                });
-            }
-            QpType::Ud => {
-                return Err(Cause::Unsupported {
-                    what: "queue pairs of type UD are not offered yet: use RC",
-                });
-            }
+            QpType::Rc | QpType::Uc | QpType::Ud => {}
             QpType::XrcSend | QpType::XrcRecv => {
                 return Err(Cause::Unsupported { what: "XRC is not offered yet: use RC" });
             }
@@ -305,9 +295,19 @@ impl Engine {
         let dest = attr.dest_qpn.map_or(qp.dest_qp, Qpn::new);
         let qpn = qp.qpn;
         let path = match &attr.ah {
-            Some(ah) => Some(self.route(ah, qpn, dest)?),
+            Some(ah) => {
+                let src_port = match self.common.caps.src_port {
+                    SrcPort::Fixed(port) => port,
+                    SrcPort::Entropy => flow_port(ah.flow_label, qpn.raw(), dest.raw()),
+                };
+                Some(self.route(ah, src_port)?)
+            }
             None => None,
         };
+        if path.is_some_and(|(path, _)| path.dst.is_multicast()) {
+            let what = "a connected queue pair has one peer: a multicast group is for datagrams";
+            return Err(Cause::Invalid { what: what.into() });
+        }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match to {
             QpState::Reset => qp.enter_reset(&mut self.common),
@@ -327,14 +327,19 @@ impl Engine {
             qp.set_path(path, ip);
             let own =
                 self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
-            let windows = &mut self.common.windows;
-            let peer = windows.open(path.dst, qp.set.peer_buffer);
-            qp.windows = Some((peer, windows.open_own(path.src, own)));
+            // What is not acknowledged would never leave a window again.
+            if qp.kind.is_reliable() {
+                let windows = &mut self.common.windows;
+                let peer = windows.open(path.dst, qp.set.peer_buffer);
+                qp.windows = Some((peer, windows.open_own(path.src, own)));
+            }
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match (from, to) {
             (QpState::Init, QpState::Rtr) => qp.start_responder(),
             (QpState::Rtr, QpState::Rts) => qp.start_requester(),
+            // What was posted while the queue stood still fails, as it would have by itself.
+            (QpState::Sqe, QpState::Rts) => qp.flush_sends(&mut self.common),
             (QpState::Sqd, QpState::Sqd) if attr.max_dest_rd_atomic.is_some() => {
                 qp.resize_resources();
             }
@@ -353,17 +358,13 @@ impl Engine {
     }
 
     /// The path that an address handle leads along.
-    fn route(&self, ah: &AhAttr, qpn: Qpn, dest: Qpn) -> Result<(Path, IpFields), Cause> {
+    pub(super) fn route(&self, ah: &AhAttr, src_port: u16) -> Result<(Path, IpFields), Cause> {
         let gid = self.gids.get(usize::from(ah.sgid_index)).ok_or(Cause::AttrRange {
             attr: "ah.sgid_index",
             got: u64::from(ah.sgid_index),
             max: self.gids.len().saturating_sub(1) as u64,
         })?;
         let dst = ah.dgid.ip().ok_or(Cause::AddressFamily)?;
-        let src_port = match self.common.caps.src_port {
-            SrcPort::Fixed(port) => port,
-            SrcPort::Entropy => flow_port(ah.flow_label, qpn.raw(), dest.raw()),
-        };
         let ip = IpFields::new(gid.ip, dst, 0, true, src_port).ok_or(Cause::AddressFamily)?;
         let path = Path {
             src: gid.ip,
@@ -410,13 +411,14 @@ impl Engine {
         })
     }
 
-    /// Destroys a queue pair. What it has not been polled for vanishes; type 2 windows bound through it
+    /// Destroys a queue pair. It leaves its multicast groups; what it has not been polled for vanishes; type 2 windows bound through it
     /// are free again. Its driver sends what it still had to answer before this.
     ///
     /// # Errors
     /// `EINVAL`: it is gone already.
     pub fn destroy_qp(&mut self, handle: QpHandle) -> Result<(), Cause> {
         let mut qp = self.qps.remove(handle).ok_or_else(|| gone("queue pair"))?;
+        self.groups.leave_all(handle);
         qp.leave_windows(&mut self.common);
         qp.set_state(QpState::Reset);
         let mut detach = |r: CqRef| {
@@ -499,6 +501,6 @@ fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), C
     Ok(())
 }
 
-fn gone(what: &'static str) -> Cause {
+pub(super) fn gone(what: &'static str) -> Cause {
     Cause::Invalid { what: format!("the {what} does not exist (any more)").into() }
 }

@@ -10,8 +10,9 @@
 //! | [`ProtectionDomain`], [`CompChannel`] | `Context` | frees it |
 //! | [`MemoryRegion`] | `ProtectionDomain` | deregisters, then frees the memory if it is ours |
 //! | [`CompletionQueue`] | `Context`, its channel | frees it |
-//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s | answers what it owes, then is gone; completions not polled vanish |
+//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s | answers what it owes, leaves its multicast groups, then is gone; completions not polled vanish |
 //! | [`MemoryWindow`] | `ProtectionDomain` | unbinds and frees it |
+//! | [`AddressHandle`] | `ProtectionDomain` | is gone; requests that name it and were not sent fail |
 //! | [`PoolBuf`] | its [`Pool`] | goes back to the pool |
 
 mod ah;
@@ -70,6 +71,7 @@ mod tests {
         shared::<CompChannel>();
         shared::<QueuePair>();
         shared::<MemoryWindow>();
+        shared::<AddressHandle>();
         shared::<Pool>();
         shared::<PoolBuf>();
         shared::<Error>();

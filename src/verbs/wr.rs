@@ -126,7 +126,8 @@ pub struct SendWr<'a> {
     pub(crate) bind: Option<(&'a MemoryWindow, BindWqe)>,
     /// What contradicts itself, found when posting.
     pub(crate) flaw: Option<&'static str>,
-    pub(crate) datagram: bool,
+    /// Where a datagram goes: the way, the queue pair, its Q_Key.
+    pub(crate) datagram: Option<(&'a AddressHandle, u32, u32)>,
     pub(crate) xrc: bool,
 }
 
@@ -143,7 +144,7 @@ impl<'a> SendWr<'a> {
             swap: 0,
             bind: None,
             flaw: None,
-            datagram: false,
+            datagram: None,
             xrc: false,
         }
     }
@@ -311,9 +312,14 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Where a datagram goes. For queue pairs of type UD, which are not offered yet.
-    pub fn to(mut self, _ah: &'a AddressHandle, _qpn: u32, _qkey: u32) -> Self {
-        self.datagram = true;
+    /// Where a datagram goes: along which way, to which queue pair, with which Q_Key. For queue pairs of type UD,
+    /// whose requests all need it. To a multicast group `qpn` means nothing: it goes to all members. A Q_Key
+    /// with the highest bit set stands for that of the sending queue pair.
+    ///
+    /// The handle must live until the request has completed; else that is with `LocQpOp`.
+    #[doc(alias("ibv_wr_set_ud_addr", "remote_qkey", "remote_qpn"))]
+    pub fn to(mut self, ah: &'a AddressHandle, qpn: u32, qkey: u32) -> Self {
+        self.datagram = Some((ah, qpn, qkey));
         self
     }
 

@@ -127,8 +127,8 @@ fn of_making_objects() {
     let foreign = pd.create_qp(QpType::Rc, &other.create_cq(1).unwrap()).build();
     says(foreign, "ibv_create_qp: ", EINVAL, mismatch, &["another device"]);
     let unsupported = |c: &Cause| matches!(c, Cause::Unsupported { .. });
-    let ud = pd.create_qp(QpType::Ud, &side.cq).build();
-    says(ud, "ibv_create_qp: ", EOPNOTSUPP, unsupported, &["UD", "use RC"]);
+    let xrc = pd.create_qp(QpType::XrcSend, &side.cq).build();
+    says(xrc, "ibv_create_qp: ", EOPNOTSUPP, unsupported, &["XRC", "use RC"]);
     let window = pd.alloc_mw(MwType::Type1);
     says(window, "ibv_alloc_mw: ", EOPNOTSUPP, unsupported, &["type 1", "use type 2"]);
     let value = |c: &Cause| matches!(c, Cause::AttrValue { .. });

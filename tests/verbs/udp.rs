@@ -13,6 +13,7 @@ mod atomics;
 mod causes;
 mod clean;
 mod completions;
+mod datagrams;
 mod events;
 mod failures;
 mod lifetimes;
@@ -22,6 +23,7 @@ mod ops;
 mod requests;
 mod states;
 mod threads;
+mod unreliable;
 mod windows;
 
 pub(crate) struct Bed {

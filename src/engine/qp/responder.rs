@@ -33,7 +33,7 @@ const MAX_LEN: u32 = 1 << 31;
 
 /// A message of several packets that has begun and not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Open {
+pub(super) enum Open {
     Nothing,
     Send,
     Write,
@@ -80,9 +80,9 @@ pub(super) enum Ack {
 pub(super) struct Responder {
     pub(super) epsn: Psn,
     pub(super) msn: Msn,
-    open: Open,
+    pub(super) open: Open,
     /// The oldest receive belongs to the message: it tells its failure.
-    taken: bool,
+    pub(super) taken: bool,
     /// Bytes of the open message received (SEND) or still to come (WRITE).
     bytes: usize,
     write: Reth,
@@ -238,7 +238,7 @@ impl Responder {
 }
 
 /// Why a request is not executed.
-enum Refusal {
+pub(super) enum Refusal {
     /// Fatal: NAK, then ERR; the status that a receive in use completes with.
     Fatal(NakCode, WcStatus),
     /// No receive is posted.
@@ -284,10 +284,7 @@ impl Qp {
             c.count(Counter::DropState);
             return;
         }
-        if self.state == QpState::Rtr && !self.resp.established {
-            self.resp.established = true;
-            c.event(AsyncEvent::CommEst { qpn: self.qpn.raw() });
-        }
+        self.establish(c);
         let psn = packet.psn();
         match psn.distance_from(self.resp.epsn) {
             0 => {
@@ -299,6 +296,14 @@ impl Qp {
             }
             1.. => self.ahead(c, psn),
             _ => self.duplicate(c, packet),
+        }
+    }
+
+    /// The first packet in RTR is an event: the peer is there.
+    pub(super) fn establish(&mut self, c: &mut Common) {
+        if self.state == QpState::Rtr && !self.resp.established {
+            self.resp.established = true;
+            c.event(AsyncEvent::CommEst { qpn: self.qpn.raw() });
         }
     }
 
@@ -353,7 +358,7 @@ impl Qp {
         u32::try_from((len as usize).div_ceil(self.mtu.bytes())).unwrap_or(u32::MAX).max(1)
     }
 
-    fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+    pub(super) fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         let fits = match (self.resp.open, info.position.starts()) {
             (Open::Nothing, starts) => starts,
@@ -548,7 +553,7 @@ impl Qp {
         Ok(())
     }
 
-    fn complete_receive(
+    pub(super) fn complete_receive(
         &mut self,
         c: &mut Common,
         packet: &Packet<'_>,
@@ -560,8 +565,8 @@ impl Qp {
         let index = self.rq.tail();
         if let Some((&wqe, _)) = self.rq.get(index) {
             let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::Success);
-            let cqe =
-                Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn: self.dest_qp.raw(), ..cqe };
+            let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
+            let cqe = Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
             c.complete(self.recv_cq.cq, cqe, packet.se());
             c.count(Counter::RdmaRecvs);
             c.received = true;
@@ -598,15 +603,7 @@ impl Qp {
             c.count(Counter::RespRemoteAccessErrors);
         }
         // The application learns of it by the receive in use, else by an event.
-        let index = self.rq.tail();
-        if self.resp.taken
-            && let Some((&wqe, _)) = self.rq.get(index)
-        {
-            c.count(Counter::RespCqeError);
-            let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, status);
-            c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
-            self.rq.release(index.wrapping_add(1));
-        } else {
+        if !self.resp.taken || !self.fail_receive(c, status) {
             let qpn = self.qpn.raw();
             c.event(match code {
                 NakCode::RemoteAccess => AsyncEvent::QpAccessErr { qpn },
@@ -614,6 +611,17 @@ impl Qp {
             });
         }
         self.enter_err(c);
+    }
+
+    /// Completes the oldest receive with an error. `false`: there is none.
+    pub(super) fn fail_receive(&mut self, c: &mut Common, status: WcStatus) -> bool {
+        let index = self.rq.tail();
+        let Some((&wqe, _)) = self.rq.get(index) else { return false };
+        c.count(Counter::RespCqeError);
+        let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, status);
+        c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
+        self.rq.release(index.wrapping_add(1));
+        true
     }
 
     /// A request that was executed already.

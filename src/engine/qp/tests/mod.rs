@@ -12,4 +12,6 @@ mod retries;
 mod script;
 mod sequence;
 mod states;
+mod uc;
+mod ud;
 mod windows;
