@@ -91,6 +91,8 @@ pub struct Passage {
     /// Packets are counted from 1 as the trace sees them: if a capture ([`Sim::pcap`]) began with the trace, it
     /// is the number of the frame there.
     pub number: u64,
+    /// When the switch had done with it.
+    pub at: Duration,
     /// Number of the sending host.
     pub from: usize,
     /// Number of the receiving host; `None` if nobody has the address.
@@ -116,6 +118,7 @@ impl Passage {
         let packet = Packet::parse(p.datagram).ok();
         Self {
             number,
+            at: p.at - Instant::ZERO,
             from: p.from,
             to: p.to,
             arrival: p.arrival.map(|t| t - Instant::ZERO),
