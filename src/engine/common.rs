@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::AsyncEvent;
+use super::srq::SrqSlot;
 use super::window::{WindowId, Windows};
 use crate::mem::MrTable;
 use crate::net::PortCaps;
@@ -32,6 +33,7 @@ pub(crate) struct Common {
     pub(crate) caps: PortCaps,
     pub(crate) mrs: MrTable,
     pub(crate) cqs: Vec<Option<CqSlot>>,
+    pub(crate) srqs: Vec<Option<SrqSlot>>,
     dirty: Vec<u32>,
     pub(crate) windows: Windows,
     pub(crate) counters: Counters,
@@ -56,6 +58,7 @@ impl Common {
             caps,
             mrs,
             cqs: Vec::new(),
+            srqs: Vec::new(),
             dirty: Vec::new(),
             windows,
             counters: Counters::new(),

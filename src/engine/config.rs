@@ -36,6 +36,8 @@ pub struct EngineConfig {
     pub max_qp: u32,
     /// Most completion queues.
     pub max_cq: u32,
+    /// Most shared receive queues.
+    pub max_srq: u32,
     /// Most protection domains.
     pub max_pd: u32,
 }
@@ -52,6 +54,7 @@ impl EngineConfig {
             ack_every: 64,
             max_qp: (1 << 20) - 16,
             max_cq: 1 << 20,
+            max_srq: MAX_SRQ,
             max_pd: 1 << 20,
         }
     }
@@ -59,6 +62,10 @@ impl EngineConfig {
 
 /// Most slots of a send or receive queue.
 pub const MAX_QP_WR: u32 = 1 << 20;
+/// Most slots of a shared receive queue.
+pub const MAX_SRQ_WR: u32 = 1 << 20;
+/// Most shared receive queues.
+pub const MAX_SRQ: u32 = 1 << 16;
 /// Most pieces of memory in one request.
 pub const MAX_SGE: u32 = 32;
 /// Most inline bytes in one request.

@@ -12,7 +12,7 @@ use super::cc::CongestionControl;
 use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
 use super::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
-use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, state};
+use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, Receives, state};
 use crate::mem::Access;
 use crate::mem::{IovaChoice, MemError, MwKind, PdId, Region, Registered};
 use crate::net::{Path, SrcPort, flow_port};
@@ -32,6 +32,8 @@ pub struct QpInit {
     pub send_cq: u32,
     /// Where its receives complete.
     pub recv_cq: u32,
+    /// The shared receive queue that it takes its receives from; then it has no receive queue of its own.
+    pub srq: Option<u32>,
     /// Sizes of its queues.
     pub cap: QpCap,
     /// Every request makes a completion.
@@ -75,7 +77,7 @@ impl Engine {
         Ok(())
     }
 
-    fn use_pd(&mut self, pd: PdId) -> Result<&mut u32, Cause> {
+    pub(super) fn use_pd(&mut self, pd: PdId) -> Result<&mut u32, Cause> {
         self.pds.get_mut(&pd).ok_or_else(|| gone("protection domain"))
     }
 
@@ -106,7 +108,7 @@ impl Engine {
         Ok(region)
     }
 
-    fn release_pd(&mut self, pd: PdId) {
+    pub(super) fn release_pd(&mut self, pd: PdId) {
         if let Ok(users) = self.use_pd(pd) {
             *users = users.saturating_sub(1);
         }
@@ -213,7 +215,10 @@ impl Engine {
                 return Err(Cause::Unsupported { what: "XRC is not offered yet: use RC" });
             }
         }
-        let cap = init.cap;
+        let cap = match init.srq {
+            Some(_) => QpCap { recv_wr: 0, recv_sge: 0, ..init.cap },
+            None => init.cap,
+        };
         check_depth("cap.send_wr", cap.send_wr, 1, MAX_QP_WR)?;
         check_depth("cap.recv_wr", cap.recv_wr, 0, MAX_QP_WR)?;
         check_depth("cap.send_sge", cap.send_sge, 0, MAX_SGE)?;
@@ -225,6 +230,13 @@ impl Engine {
                 return Err(gone("completion queue"));
             }
         }
+        let shared = match init.srq {
+            Some(srq) => {
+                let slot = self.common.srq(srq).ok_or_else(|| gone("shared receive queue"))?;
+                Some(Receives::shared(srq, slot.pd, slot.max_sge))
+            }
+            None => None,
+        };
         let max = u64::from(self.common.config.max_qp);
         let (handle, qpn) = self.qps.reserve().ok_or(Cause::table_full("queue pairs", max))?;
         let sq = send_queue(SendCaps {
@@ -232,7 +244,11 @@ impl Engine {
             max_sge: cap.send_sge,
             max_inline: cap.inline,
         });
-        let rq = recv_queue(cap.recv_wr, cap.recv_sge);
+        let (rq, own) = recv_queue(cap.recv_wr, cap.recv_sge);
+        let receives = shared.unwrap_or(Receives::Own(own));
+        if let Some(slot) = receives.srq().and_then(|srq| self.common.srq(srq)) {
+            slot.users += 1;
+        }
         let mut attach = |cq: u32| {
             let tag = self.common.cq(cq).map(|slot| {
                 slot.users += 1;
@@ -253,6 +269,7 @@ impl Engine {
             recv_cq,
             sq,
             rq,
+            receives,
             cc: init.cc,
         });
         let face = Arc::clone(&qp.face);
@@ -433,6 +450,9 @@ impl Engine {
         if qp.recv_cq.cq != qp.send_cq.cq {
             detach(qp.recv_cq);
         }
+        if let Some(slot) = qp.rq.srq().and_then(|srq| self.common.srq(srq)) {
+            slot.users -= 1;
+        }
         self.common.mrs.unbind_qp(qp.qpn);
         self.release_pd(qp.pd);
         self.timers.cancel(handle.slot);
@@ -493,7 +513,7 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
     }
 }
 
-fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), Cause> {
+pub(super) fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), Cause> {
     if got < min {
         return Err(Cause::AttrValue { attr, got: u64::from(got), want: "at least 1" });
     }
@@ -503,6 +523,6 @@ fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), C
     Ok(())
 }
 
-fn gone(what: &'static str) -> Cause {
+pub(super) fn gone(what: &'static str) -> Cause {
     Cause::Invalid { what: format!("the {what} does not exist (any more)").into() }
 }

@@ -30,6 +30,7 @@ pub mod errno;
 pub mod event;
 mod index;
 pub mod qp;
+pub mod srq;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -48,6 +49,7 @@ pub use control::QpInit;
 pub use counters::{Counter, Counters};
 pub use event::{AsyncEvent, Event};
 pub use qp::{QpFace, QpHandle};
+pub use srq::SrqAttr;
 pub use window::WindowConfig;
 
 use admission::Idents;

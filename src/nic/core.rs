@@ -80,6 +80,8 @@ pub(super) struct Core {
     pub(super) owners: BTreeMap<u32, Arc<EventQueue>>,
     /// Whose events are those of a completion queue.
     pub(super) cq_owners: BTreeMap<u32, Arc<EventQueue>>,
+    /// Whose events are those of a shared receive queue.
+    pub(super) srq_owners: BTreeMap<u32, Arc<EventQueue>>,
     /// Everybody who opened the device: events of the device and its port.
     pub(super) openers: Vec<Weak<EventQueue>>,
     pub(super) wakers: Vec<Waker>,
@@ -98,6 +100,7 @@ impl Core {
             cqs: Vec::new(),
             owners: BTreeMap::new(),
             cq_owners: BTreeMap::new(),
+            srq_owners: BTreeMap::new(),
             openers: Vec::new(),
             wakers: Vec::new(),
             broken: false,
@@ -223,6 +226,7 @@ impl Core {
     fn tell_event(&self, event: AsyncEvent) {
         let owner = match event {
             AsyncEvent::CqErr { cq } => self.cq_owners.get(&cq),
+            AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq } => self.srq_owners.get(&srq),
             AsyncEvent::QpFatal { qpn }
             | AsyncEvent::QpReqErr { qpn }
             | AsyncEvent::QpAccessErr { qpn }

@@ -41,7 +41,9 @@ use self::wake::PortFd;
 use crate::engine::Counter;
 use crate::engine::cause::Cause;
 use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
+use crate::mem::PdId;
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
+use crate::queue::RecvQueue;
 use crate::time::{Duration, Instant};
 
 /// Buffers of a pass: each holds what a socket delivers at once.
@@ -274,6 +276,36 @@ impl Nic {
             {
                 channel.forget(cq);
             }
+            Ok(())
+        })
+    }
+
+    /// Makes a shared receive queue. Its events go to `events`.
+    ///
+    /// # Errors
+    /// As [`Engine::create_srq`].
+    pub fn create_srq(
+        &self,
+        pd: PdId,
+        max_wr: u32,
+        max_sge: u32,
+        events: &Arc<EventQueue>,
+    ) -> Result<(u32, Arc<RecvQueue>), Cause> {
+        self.with_core(|core, _| {
+            let (srq, queue) = core.engine.create_srq(pd, max_wr, max_sge)?;
+            core.srq_owners.insert(srq, Arc::clone(events));
+            Ok((srq, queue))
+        })
+    }
+
+    /// Destroys a shared receive queue.
+    ///
+    /// # Errors
+    /// As [`Engine::destroy_srq`].
+    pub fn destroy_srq(&self, srq: u32) -> Result<(), Cause> {
+        self.with_core(|core, _| {
+            core.engine.destroy_srq(srq)?;
+            core.srq_owners.remove(&srq);
             Ok(())
         })
     }

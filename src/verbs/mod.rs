@@ -10,7 +10,8 @@
 //! | [`ProtectionDomain`], [`CompChannel`] | `Context` | frees it |
 //! | [`MemoryRegion`] | `ProtectionDomain` | deregisters, then frees the memory if it is ours |
 //! | [`CompletionQueue`] | `Context`, its channel | frees it |
-//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s | answers what it owes, then is gone; completions not polled vanish |
+//! | [`SharedReceiveQueue`] | `ProtectionDomain` | frees it, and forgets the receives in it |
+//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s, its `SharedReceiveQueue` | answers what it owes, then is gone; completions not polled vanish |
 //! | [`MemoryWindow`] | `ProtectionDomain` | unbinds and frees it |
 //! | [`PoolBuf`] | its [`Pool`] | goes back to the pool |
 
@@ -49,6 +50,7 @@ pub use srq::SharedReceiveQueue;
 pub use wc::WorkCompletion;
 pub use wr::{Local, RecvWr, SendWr, Source, inline};
 
+pub use crate::engine::SrqAttr;
 pub use crate::engine::cause::Cause;
 pub use crate::engine::event::AsyncEvent as Event;
 pub use crate::engine::status::{WcOpcode, WcStatus};
@@ -69,6 +71,7 @@ mod tests {
         shared::<CompletionQueue>();
         shared::<CompChannel>();
         shared::<QueuePair>();
+        shared::<SharedReceiveQueue>();
         shared::<MemoryWindow>();
         shared::<Pool>();
         shared::<PoolBuf>();

@@ -37,7 +37,7 @@ pub struct QpBuilder {
     gid_index: Option<u16>,
     access: Access,
     sig_all: bool,
-    srq: bool,
+    srq: Option<SharedReceiveQueue>,
     cc: Option<Box<dyn CongestionControl>>,
 }
 
@@ -53,7 +53,7 @@ impl QpBuilder {
             gid_index: None,
             access: Access::REMOTE,
             sig_all: false,
-            srq: false,
+            srq: None,
             cc: None,
         }
     }
@@ -64,9 +64,9 @@ impl QpBuilder {
         self
     }
 
-    /// Receives come from a shared queue. Not offered yet.
-    pub fn srq(mut self, _srq: &SharedReceiveQueue) -> Self {
-        self.srq = true;
+    /// Receives come from a shared queue; it has none of its own then, whatever the sizes say.
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
         self
     }
 
@@ -133,9 +133,10 @@ impl QpBuilder {
     pub fn build_reset(self) -> Result<QueuePair> {
         let verb = "ibv_create_qp";
         let ctx = self.pd.context();
-        if self.srq {
-            let what = "shared receive queues are not offered yet";
-            return Err(Error::verb(verb, Cause::Unsupported { what }));
+        if self.srq.as_ref().is_some_and(|srq| !srq.pd().context().is(ctx)) {
+            let what =
+                "the shared receive queue belongs to another device than the protection domain";
+            return Err(Error::verb(verb, Cause::Mismatch { what }));
         }
         if !self.send_cq.context().is(ctx) || !self.recv_cq.context().is(ctx) {
             let what = "the completion queue belongs to another device than the protection domain";
@@ -161,6 +162,7 @@ impl QpBuilder {
             pd: self.pd.id(),
             send_cq: self.send_cq.number(),
             recv_cq: self.recv_cq.number(),
+            srq: self.srq.as_ref().map(SharedReceiveQueue::number),
             cap: self.cap,
             sig_all: self.sig_all,
             cc: self.cc,
@@ -171,6 +173,7 @@ impl QpBuilder {
             pd: self.pd,
             _send_cq: self.send_cq,
             _recv_cq: self.recv_cq,
+            _srq: self.srq,
             handle,
             face,
             access: self.access,
@@ -215,6 +218,7 @@ pub struct QueuePair {
     pd: ProtectionDomain,
     _send_cq: CompletionQueue,
     _recv_cq: CompletionQueue,
+    _srq: Option<SharedReceiveQueue>,
     handle: QpHandle,
     face: Arc<QpFace>,
     access: Access,
@@ -368,7 +372,12 @@ impl QueuePair {
 
     /// What it was made with.
     pub fn query_init(&self) -> QpInitAttr {
-        QpInitAttr { kind: self.face.kind(), cap: self.face.cap(), sig_all: self.face.sig_all() }
+        QpInitAttr {
+            kind: self.face.kind(),
+            cap: self.face.cap(),
+            sig_all: self.face.sig_all(),
+            srq: self.face.srq(),
+        }
     }
 
     /// Its state.
@@ -490,7 +499,7 @@ impl QueuePair {
     /// Posts receives. Allowed from INIT on.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// As [`post_send`](Self::post_send). `EINVAL` too if it takes its receives from a shared queue.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
         self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
@@ -501,6 +510,11 @@ impl QueuePair {
             let state = self.face.state();
             let staged = if state == QpState::Reset {
                 Err(Cause::State { state, want: "INIT or later for posting receives" })
+            } else if self.face.srq().is_some() {
+                Err(Cause::Invalid {
+                    what: "the queue pair takes its receives from a shared receive queue: post them there"
+                        .into(),
+                })
             } else if self.face.cap().recv_wr == 0 {
                 Err(Cause::QueueFull { depth: 0 })
             } else {
@@ -619,4 +633,6 @@ pub struct QpInitAttr {
     pub cap: QpCap,
     /// Every request makes a completion.
     pub sig_all: bool,
+    /// Number of the shared receive queue that it takes its receives from.
+    pub srq: Option<u32>,
 }

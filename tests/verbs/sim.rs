@@ -16,6 +16,7 @@ mod limits;
 mod memory;
 mod ops;
 mod requests;
+mod shared;
 mod states;
 mod threads;
 mod windows;

@@ -20,6 +20,7 @@ mod limits;
 mod memory;
 mod ops;
 mod requests;
+mod shared;
 mod states;
 mod threads;
 mod windows;

@@ -56,17 +56,7 @@ impl Qp {
             self.sq.release(index);
         }
         self.req.start(self.req.una_psn, head);
-        let head = self.rq.head();
-        let mut index = self.rq.tail();
-        while index != head {
-            if let Some((&wqe, _)) = self.rq.get(index) {
-                c.count(Counter::RespCqeFlushError);
-                let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::WrFlush);
-                c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
-            }
-            index = index.wrapping_add(1);
-            self.rq.release(index);
-        }
+        self.flush_receives(c);
     }
 
     /// Goes to RESET: nothing is left of what was.
@@ -76,7 +66,7 @@ impl Qp {
         self.release_all(c);
         self.resp.reset();
         self.face.sq.clear(&mut self.sq);
-        self.face.rq.clear(&mut self.rq);
+        self.forget_receives();
         let head = self.sq.head();
         self.req.start(self.req.una_psn, head);
         *self.set = Settings::default();

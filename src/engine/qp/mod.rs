@@ -8,6 +8,7 @@ pub mod attr;
 mod completer;
 pub(crate) mod flush;
 mod packets;
+mod receives;
 mod requester;
 mod respond;
 mod responder;
@@ -20,6 +21,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use attr::{AhAttr, QpCap, QpState, QpType};
+pub(crate) use receives::Receives;
 use requester::Requester;
 use responder::Responder;
 
@@ -30,9 +32,7 @@ use super::status::WcStatus;
 use super::window::{PACKET_CHARGE, WindowId};
 use crate::mem::{Access, PdId};
 use crate::net::Path;
-use crate::queue::{
-    Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, RecvWqe, SendQueue, SendWqe,
-};
+use crate::queue::{Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, SendQueue, SendWqe};
 use crate::time::Instant;
 use crate::wire::icrc::IpFields;
 use crate::wire::num::{Mtu, Pkey, Psn, Qpn};
@@ -54,9 +54,10 @@ pub struct QpFace {
     cap: QpCap,
     sig_all: bool,
     kind: QpType,
+    srq: Option<u32>,
     /// Where requests are posted.
     pub sq: SendQueue,
-    /// Where receives are posted.
+    /// Where receives are posted, unless it takes them from a shared queue.
     pub rq: RecvQueue,
 }
 
@@ -69,6 +70,11 @@ impl QpFace {
     /// Its type.
     pub fn kind(&self) -> QpType {
         self.kind
+    }
+
+    /// The shared receive queue that it takes its receives from.
+    pub fn srq(&self) -> Option<u32> {
+        self.srq
     }
 
     /// What it was made for.
@@ -168,7 +174,7 @@ pub(crate) struct Qp {
     pub(crate) send_cq: CqRef,
     pub(crate) recv_cq: CqRef,
     sq: Consumer<SendWqe>,
-    rq: Consumer<RecvWqe>,
+    pub(crate) rq: Receives,
     req: Requester,
     resp: Responder,
     pub(crate) face: Arc<QpFace>,
@@ -207,7 +213,8 @@ pub(crate) struct NewQp {
     pub(crate) send_cq: CqRef,
     pub(crate) recv_cq: CqRef,
     pub(crate) sq: (SendQueue, Consumer<SendWqe>),
-    pub(crate) rq: (RecvQueue, Consumer<RecvWqe>),
+    pub(crate) rq: RecvQueue,
+    pub(crate) receives: Receives,
     pub(crate) cc: Option<Box<dyn CongestionControl>>,
 }
 
@@ -222,8 +229,9 @@ impl Qp {
             cap: new.cap,
             sig_all: new.sig_all,
             kind: new.kind,
+            srq: new.receives.srq(),
             sq: new.sq.0,
-            rq: new.rq.0,
+            rq: new.rq,
         });
         Self {
             handle: new.handle,
@@ -248,7 +256,7 @@ impl Qp {
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
             sq: new.sq.1,
-            rq: new.rq.1,
+            rq: new.receives,
             req: Requester::new(new.cap.send_wr, new.cc),
             resp: Responder::new(),
             face,

@@ -18,8 +18,7 @@ use crate::engine::counters::Counter;
 use crate::engine::event::AsyncEvent;
 use crate::engine::status::WcStatus;
 use crate::mem::{Access, AccessError};
-use crate::queue::wqe::sges;
-use crate::queue::{Cqe, CqeFlags, CqeKind};
+use crate::queue::{Cqe, CqeFlags};
 use crate::time::Instant;
 use crate::wire::headers::Reth;
 use crate::wire::num::{Msn, Psn, Rkey};
@@ -389,14 +388,10 @@ impl Qp {
         if fits && padded { Ok(()) } else { Err(INVALID) }
     }
 
-    fn has_receive(&self) -> bool {
-        self.rq.get(self.rq.tail()).is_some()
-    }
-
     fn execute_send(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         if info.position.starts() {
-            if !self.has_receive() {
+            if !self.take_receive(c) {
                 return Err(Refusal::NotReady);
             }
             self.resp.taken = true;
@@ -404,15 +399,13 @@ impl Qp {
         }
         self.check_length(packet)?;
         let payload = packet.payload();
-        let Some((&wqe, words)) = self.rq.get(self.rq.tail()) else { return Err(INVALID) };
+        let Some((wqe, list)) = self.rq.taken() else { return Err(INVALID) };
         self.resp.open = Open::Send;
         if self.resp.bytes + payload.len() > wqe.length as usize {
             c.count(Counter::RespLocalLengthError);
             return Err(Refusal::Fatal(NakCode::InvalidRequest, WcStatus::LocLen));
         }
-        if scatter_into(&c.mrs, self.pd, sges(words, wqe.num_sge), self.resp.bytes, payload)
-            .is_err()
-        {
+        if scatter_into(&c.mrs, self.receive_pd(), list, self.resp.bytes, payload).is_err() {
             return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
         }
         self.resp.bytes += payload.len();
@@ -441,7 +434,7 @@ impl Qp {
     fn execute_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         if info.has_imm() {
-            if !self.has_receive() {
+            if !self.take_receive(c) {
                 return Err(Refusal::NotReady);
             }
             self.resp.taken = true;
@@ -553,16 +546,12 @@ impl Qp {
         flags: CqeFlags,
         imm_or_inv: u32,
     ) {
-        let index = self.rq.tail();
-        if let Some((&wqe, _)) = self.rq.get(index) {
-            let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::Success);
-            let cqe =
-                Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn: self.dest_qp.raw(), ..cqe };
-            c.complete(self.recv_cq.cq, cqe, packet.se());
+        let src_qpn = self.dest_qp.raw();
+        let fill = |cqe| Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
+        if self.end_receive(c, WcStatus::Success, packet.se(), fill) {
             c.count(Counter::RdmaRecvs);
             c.received = true;
         }
-        self.rq.release(index.wrapping_add(1));
         self.resp.taken = false;
     }
 
@@ -588,14 +577,9 @@ impl Qp {
             c.count(Counter::RespRemoteAccessErrors);
         }
         // The application learns of it by the receive in use, else by an event.
-        let index = self.rq.tail();
-        if self.resp.taken
-            && let Some((&wqe, _)) = self.rq.get(index)
-        {
+        let failed = |cqe| Cqe { opcode: 128, ..cqe };
+        if self.resp.taken && self.end_receive(c, status, true, failed) {
             c.count(Counter::RespCqeError);
-            let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, status);
-            c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
-            self.rq.release(index.wrapping_add(1));
         } else {
             let qpn = self.qpn.raw();
             c.event(match code {

@@ -11,5 +11,6 @@ mod responses;
 mod retries;
 mod script;
 mod sequence;
+mod srq;
 mod states;
 mod windows;

@@ -25,7 +25,7 @@ use crate::engine::tests::pair::{Setup, pattern};
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
 use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
 use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
-use crate::queue::{BindWqe, CqShared, Cqe, SendFlags, SendOp, SendWqe};
+use crate::queue::{BindWqe, CqShared, Cqe, RecvQueue, SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
 use crate::wire::headers::{AtomicAckEth, AtomicEth, Ext, Ieth, ImmDt, Reth};
 use crate::wire::icrc::{self, IpFields};
@@ -215,6 +215,8 @@ pub(super) struct Script {
     pub(super) pd: PdId,
     pub(super) cq: u32,
     pub(super) cqs: Arc<CqShared>,
+    /// The shared receive queue, if the queue pair has one.
+    pub(super) srq: Option<(u32, Arc<RecvQueue>)>,
     pub(super) region: Arc<Region>,
     pub(super) mr: Registered,
     /// Told that a solicited completion arrived, if it was asked for.
@@ -246,8 +248,21 @@ impl Script {
         script
     }
 
+    /// Taking receives from a shared queue of `depth` slots.
+    pub(super) fn sharing(depth: u32, setup: &Setup) -> Self {
+        let mut script = Self::idle_on(setup, Some(depth));
+        script.init(setup);
+        script.rtr(RQ, setup);
+        script.rts(SQ, setup);
+        script
+    }
+
     /// In RESET.
     pub(super) fn idle(setup: &Setup) -> Self {
+        Self::idle_on(setup, None)
+    }
+
+    fn idle_on(setup: &Setup, shared: Option<u32>) -> Self {
         let caps = PortCaps {
             src_port: SrcPort::Entropy,
             ident: Ident::Chosen,
@@ -263,12 +278,14 @@ impl Script {
         let mut engine = Engine::new(config, caps, vec![gid]);
         let pd = engine.alloc_pd().unwrap();
         let (cq, cqs) = engine.create_cq(setup.cq_depth).unwrap();
+        let srq = shared.map(|depth| engine.create_srq(pd, depth, 4).unwrap());
         let (qp, face) = engine
             .create_qp(QpInit {
                 kind: QpType::Rc,
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
+                srq: srq.as_ref().map(|(number, _)| *number),
                 cap: setup.cap,
                 sig_all: false,
                 cc: None,
@@ -285,6 +302,7 @@ impl Script {
             pd,
             cq,
             cqs,
+            srq,
             region,
             mr,
             notified: 0,
@@ -507,7 +525,10 @@ impl Script {
 
     #[track_caller]
     pub(super) fn post_recv_sge(&mut self, wr_id: u64, sges: &[Sge]) {
-        let mut rq = self.face.rq.lock();
+        let mut rq = match &self.srq {
+            Some((_, queue)) => queue.lock(),
+            None => self.face.rq.lock(),
+        };
         rq.stage(wr_id, sges.iter().copied()).unwrap();
         rq.publish();
         drop(rq);

@@ -237,6 +237,7 @@ fn second_qp(s: &mut Script) -> crate::engine::QpHandle {
             pd: s.pd,
             send_cq: s.cq,
             recv_cq: s.cq,
+            srq: None,
             cap: QpCap::default(),
             sig_all: false,
             cc: None,
