@@ -2,6 +2,7 @@
 
 use super::window::WindowConfig;
 use crate::time::Duration;
+use crate::wire::num::Pkey;
 
 /// What to do with an IPv4 packet whose identification the port does not see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,6 +33,8 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// Packets in a row without a request for an ACK, at most.
     pub ack_every: u32,
+    /// Partition table. Index 0 is the default partition, which all packets of RoCE networks are in.
+    pub pkeys: Vec<Pkey>,
     /// Most queue pairs.
     pub max_qp: u32,
     /// Most completion queues.
@@ -52,6 +55,7 @@ impl EngineConfig {
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
             ack_every: 64,
+            pkeys: vec![Pkey::DEFAULT],
             max_qp: (1 << 20) - 16,
             max_cq: 1 << 20,
             max_srq: MAX_SRQ,
@@ -60,6 +64,8 @@ impl EngineConfig {
     }
 }
 
+/// Most entries of the partition table.
+pub const MAX_PKEYS: usize = 128;
 /// Most slots of a send or receive queue.
 pub const MAX_QP_WR: u32 = 1 << 20;
 /// Most slots of a shared receive queue.

@@ -19,7 +19,7 @@ use crate::net::{Path, SrcPort, flow_port};
 use crate::queue::{CqShared, SendCaps, completion_queue, recv_queue, send_queue};
 use crate::time::Instant;
 use crate::wire::icrc::IpFields;
-use crate::wire::num::{Lkey, Mtu, Psn, Qpn, Rkey};
+use crate::wire::num::{Lkey, Mtu, Pkey, Psn, Qpn, Rkey};
 
 /// What a queue pair is made with.
 #[derive(Debug)]
@@ -117,13 +117,8 @@ impl Engine {
     /// Makes a memory window.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for type 1; else see [`MemError`].
+    /// See [`MemError`].
     pub fn alloc_mw(&mut self, pd: PdId, kind: MwKind) -> Result<Rkey, Cause> {
-        if kind == MwKind::Type1 {
-            return Err(Cause::Unsupported {
-                what: "memory windows of type 1 are not offered yet: use type 2",
-            });
-        }
         self.use_pd(pd)?;
         let rkey = self.common.mrs.alloc_mw(pd, kind)?;
         *self.use_pd(pd)? += 1;
@@ -306,9 +301,14 @@ impl Engine {
     ) -> Result<(), Cause> {
         self.common.now = now;
         let port_mtu = self.common.caps.path_mtu();
+        let pkey = match attr.pkey_index {
+            Some(index) => Some(self.pkey(index)),
+            None => None,
+        };
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
         let from = qp.state;
         let to = state::check(qp.kind, from, attr)?;
+        let pkey = pkey.transpose()?;
         if qp.is_draining() && matches!(to, QpState::Rts | QpState::Sqd) {
             return Err(Cause::Busy { by: "requests that the send queue is still draining" });
         }
@@ -345,6 +345,7 @@ impl Engine {
             return Ok(());
         }
         apply(qp, attr);
+        qp.pkey = pkey.unwrap_or(qp.pkey);
         if let Some((path, ip)) = path {
             let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
             qp.leave_windows(&mut self.common);
@@ -371,6 +372,19 @@ impl Engine {
         self.schedule(handle.slot);
         self.settle();
         Ok(())
+    }
+
+    /// An entry of the partition table.
+    ///
+    /// # Errors
+    /// `EINVAL`: it has fewer.
+    pub fn pkey(&self, index: u16) -> Result<Pkey, Cause> {
+        let table = &self.common.config.pkeys;
+        table.get(usize::from(index)).copied().ok_or(Cause::AttrRange {
+            attr: "pkey_index",
+            got: u64::from(index),
+            max: table.len().saturating_sub(1) as u64,
+        })
     }
 
     /// The path that an address handle leads along.
@@ -410,7 +424,7 @@ impl Engine {
             cur_state: Some(qp.state),
             sqd_notify: Some(set.sqd_notify),
             access: Some(qp.access),
-            pkey_index: Some(0),
+            pkey_index: Some(set.pkey_index),
             port: Some(set.port),
             qkey: Some(set.qkey),
             ah: Some(set.ah.clone()),
@@ -489,6 +503,7 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
     take!(
         sqd_notify,
         port,
+        pkey_index,
         qkey,
         timeout,
         retry_cnt,

@@ -62,6 +62,7 @@ use timer::Wheel;
 use crate::mem::{MrTable, PdId};
 use crate::net::{Ident, PortCaps, Transmit};
 use crate::time::Instant;
+use crate::wire::num::Pkey;
 
 /// One of the device's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -144,6 +145,11 @@ impl Engine {
     /// The device's addresses.
     pub fn gids(&self) -> &[LocalGid] {
         &self.gids
+    }
+
+    /// The partition table.
+    pub fn pkeys(&self) -> &[Pkey] {
+        &self.common.config.pkeys
     }
 
     /// Counters.

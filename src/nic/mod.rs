@@ -79,14 +79,19 @@ pub struct Nic {
     moved: [AtomicU64; 2],
     addresses: Vec<PortAddress>,
     guid: u64,
+    pkeys: u16,
 }
 
 impl Nic {
-    /// A NIC on a real port.
+    /// A NIC on a real port. `configure` changes what its engine is made with.
     ///
     /// # Errors
     /// The system gives no entropy or no descriptor.
-    pub fn real(port: Box<dyn Port>, progress: ProgressConfig) -> Result<Arc<Self>, Cause> {
+    pub fn real(
+        port: Box<dyn Port>,
+        progress: ProgressConfig,
+        configure: impl FnOnce(&mut EngineConfig),
+    ) -> Result<Arc<Self>, Cause> {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|e| Cause::Invalid {
             what: format!("the system gives no random numbers for keys: {e}").into(),
@@ -108,7 +113,9 @@ impl Nic {
         };
         let rx = RxBatch::new(RX_BUFFERS, RxBatch::WHOLE);
         let around = |core| Combine::with_relief(core, move || relief.relieve());
-        Ok(Arc::new(Self::build(port, EngineConfig::new(seed), rx, time, around)))
+        let mut config = EngineConfig::new(seed);
+        configure(&mut config);
+        Ok(Arc::new(Self::build(port, config, rx, time, around)))
     }
 
     /// A NIC on a simulated network.
@@ -131,6 +138,7 @@ impl Nic {
     ) -> Self {
         let addresses = port.addresses().to_vec();
         let gids = addresses.iter().map(|a| LocalGid { ip: a.ip, scope_id: a.scope_id }).collect();
+        let pkeys = u16::try_from(config.pkeys.len()).unwrap_or(u16::MAX);
         let engine = Engine::new(config, port.caps(), gids);
         let guid = device::guid(&addresses);
         Self {
@@ -145,12 +153,18 @@ impl Nic {
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
             addresses,
             guid,
+            pkeys,
         }
     }
 
     /// Its addresses, in the order of the GID table.
     pub fn addresses(&self) -> &[PortAddress] {
         &self.addresses
+    }
+
+    /// Entries of its partition table.
+    pub fn pkey_count(&self) -> u16 {
+        self.pkeys
     }
 
     /// Its identifier.

@@ -48,6 +48,7 @@ pub use crate::fabric::{Action, Class, HostCounters, Link, Packet, Rule, RuleHit
 use crate::capture::Writer;
 use crate::engine::EngineConfig;
 use crate::engine::cause::Cause;
+use crate::engine::config::MAX_PKEYS;
 use crate::fabric::{Fabric, FabricPort, HostId, PacketSink, SharedFabric};
 use crate::net;
 use crate::nic::virtual_time::VirtualTime;
@@ -55,6 +56,7 @@ use crate::nic::{Nic, OpenNic};
 use crate::seed::Seeds;
 use crate::time::{Duration, Instant};
 use crate::verbs::{Backend, Context, Device, Error, Result};
+use crate::wire::num::Pkey;
 
 use exec::Executor;
 
@@ -121,6 +123,18 @@ impl Sim {
     /// `EINVAL`: the link makes no sense, with the value at fault.
     pub fn try_host(&self, link: Link) -> Result<Context> {
         self.host_with(link, |_| ())
+    }
+
+    /// One more host, with these entries behind the first (0xffff) of its partition table.
+    ///
+    /// # Errors
+    /// `EINVAL`: the link makes no sense, a key is none (its lower 15 bits are 0), or there are more than 127.
+    pub fn try_host_in(&self, link: Link, pkeys: &[u16]) -> Result<Context> {
+        if pkeys.len() >= MAX_PKEYS || pkeys.iter().any(|key| key & 0x7fff == 0) {
+            let what = "up to 127 partition keys, none of them 0 or 0x8000".into();
+            return Err(Error::verb("sim", Cause::Invalid { what }));
+        }
+        self.host_with(link, |config| config.pkeys.extend(pkeys.iter().map(|&key| Pkey(key))))
     }
 
     /// One more host, with an engine set up differently.

@@ -48,7 +48,7 @@ pub use pool::{InFlight, Pool, PoolBuf};
 pub use qp::{QpAttr, QpBuilder, QpCap, QpInitAttr, QpState, QpType, QueuePair};
 pub use srq::SharedReceiveQueue;
 pub use wc::WorkCompletion;
-pub use wr::{Local, RecvWr, SendWr, Source, inline};
+pub use wr::{Local, Placement, RecvWr, SendWr, Source, inline};
 
 pub use crate::engine::SrqAttr;
 pub use crate::engine::cause::Cause;

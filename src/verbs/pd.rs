@@ -181,7 +181,7 @@ impl ProtectionDomain {
     /// A memory window, not bound yet.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for type 1, for now. `ENOMEM`: too many.
+    /// `ENOMEM`: too many.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, kind: MwType) -> Result<MemoryWindow> {
         self.nic().enter().of("ibv_alloc_mw")?;

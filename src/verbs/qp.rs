@@ -17,6 +17,7 @@ use super::attr::AhAttr;
 use super::cq::CompletionQueue;
 use super::endpoint::QpEndpoint;
 use super::error::{Error, Named, Result};
+use super::mw::MwType;
 use super::pd::ProtectionDomain;
 use super::srq::SharedReceiveQueue;
 use super::wr::{Local, RecvWr, SendWr, Source};
@@ -34,6 +35,7 @@ pub struct QpBuilder {
     recv_cq: CompletionQueue,
     cap: QpCap,
     port: u8,
+    pkey_index: u16,
     gid_index: Option<u16>,
     access: Access,
     sig_all: bool,
@@ -50,8 +52,9 @@ impl QpBuilder {
             recv_cq: cq.clone(),
             cap: QpCap::default(),
             port: 1,
+            pkey_index: 0,
             gid_index: None,
-            access: Access::REMOTE,
+            access: Access::REMOTE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
             sig_all: false,
             srq: None,
             cc: None,
@@ -86,6 +89,12 @@ impl QpBuilder {
     /// Port of the device, 1.
     pub fn port(mut self, port: u8) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Which partition it is in: index into the partition table. Default 0.
+    pub fn pkey_index(mut self, i: u16) -> Self {
+        self.pkey_index = i;
         self
     }
 
@@ -178,6 +187,7 @@ impl QpBuilder {
             face,
             access: self.access,
             port: self.port,
+            pkey_index: self.pkey_index,
             gid_index,
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
             psn: AtomicU32::new(psn.raw()),
@@ -223,6 +233,7 @@ pub struct QueuePair {
     face: Arc<QpFace>,
     access: Access,
     port: u8,
+    pkey_index: u16,
     gid_index: u16,
     gid: Gid,
     /// First PSN of this life.
@@ -264,7 +275,7 @@ impl QueuePair {
     }
 
     fn init_attr(&self) -> QpAttr {
-        QpAttr::to(QpState::Init).port(self.port).pkey_index(0).access(self.access)
+        QpAttr::to(QpState::Init).port(self.port).pkey_index(self.pkey_index).access(self.access)
     }
 
     /// INIT to RTS against a peer, with ordinary timers: the smaller path MTU and READ depth of both
@@ -404,7 +415,8 @@ impl QueuePair {
         while let Some(wr) = wrs.next() {
             let last = wrs.size_hint().1 == Some(0);
             let mut sq = self.face.sq.lock();
-            self.stage(&mut sq, &wr).map_err(|cause| Error::post(batch.posted, cause))?;
+            self.stage(&mut sq, &wr, MwType::Type2)
+                .map_err(|cause| Error::post(batch.posted, cause))?;
             batch.posted += 1;
             if last {
                 sq.publish();
@@ -414,8 +426,58 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Writes one request into the queue.
-    fn stage(&self, sq: &mut SendProducer, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
+    /// Binds a window of type 1, as `ibv_bind_mw(3)` does, with a request made by [`SendWr::bind_mw`]. Gives the
+    /// window's new key, which the device makes; peers can use it once the request has completed, and the old one
+    /// no longer. An empty range unbinds the window.
+    ///
+    /// The request stands in the send queue like any other, in order with those around it.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send). `EINVAL`: another request, or a window of type 2.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// # let [a, b] = softroce::sim::Sim::new(1).hosts(Default::default());
+    /// # let (pd, cq) = (a.alloc_pd()?, a.create_cq(16)?);
+    /// # let qp = pd.create_qp(QpType::Rc, &cq).build()?;
+    /// # let theirs = b.create_cq(16)?;
+    /// # let peer = b.alloc_pd()?.create_qp(QpType::Rc, &theirs).build()?;
+    /// # qp.connect(&peer.endpoint())?;
+    /// let mr = pd.alloc_mr(4096, Access::LOCAL | Access::MW_BIND)?;
+    /// let mw = pd.alloc_mw(MwType::Type1)?;
+    /// let rkey = qp.bind_mw(SendWr::bind_mw(1, &mw, &mr, 0..64, Access::REMOTE_READ))?;
+    /// cq.wait(Duration::from_secs(1))?.ok()?;
+    /// assert_eq!(rkey, mw.rkey());
+    /// # qp.bind_mw(SendWr::bind_mw(2, &mw, &mr, 0..0, Access::empty()))?;
+    /// # cq.wait(Duration::from_secs(1))?.ok()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_bind_mw")]
+    pub fn bind_mw(&self, wr: SendWr<'_>) -> Result<u32> {
+        let nic = self.pd.nic();
+        nic.enter().map_err(|cause| Error::post(0, cause))?;
+        let Some((_, bind)) = &wr.bind else {
+            let what = "bind_mw takes requests made by SendWr::bind_mw".into();
+            return Err(Error::post(0, Cause::Invalid { what }));
+        };
+        let mut batch = Batch { qp: self, posted: 0, published: 0 };
+        let mut sq = self.face.sq.lock();
+        self.stage(&mut sq, &wr, MwType::Type1).map_err(|cause| Error::post(0, cause))?;
+        sq.publish();
+        drop(sq);
+        (batch.posted, batch.published) = (1, 1);
+        Ok(bind.new_rkey.0)
+    }
+
+    /// Writes one request into the queue; a bind only of a window of type `bound`.
+    fn stage(
+        &self,
+        sq: &mut SendProducer,
+        wr: &SendWr<'_>,
+        bound: MwType,
+    ) -> std::result::Result<(), Cause> {
         let state = self.face.state();
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(Cause::State {
@@ -432,6 +494,13 @@ impl QueuePair {
             flags |= SendFlags::SIGNALED;
         }
         if let Some((mw, bind)) = &wr.bind {
+            if mw.kind() != bound {
+                let what = match mw.kind() {
+                    MwType::Type1 => "a window of type 1 is bound by QueuePair::bind_mw",
+                    MwType::Type2 => "a window of type 2 is bound by post_send",
+                };
+                return Err(Cause::Invalid { what: what.into() });
+            }
             if bind.new_rkey.0 & !0xff != bind.mw.0 & !0xff {
                 return Err(Cause::Invalid {
                     what: "only the low 8 bits of a window's key may be chosen".into(),
@@ -454,6 +523,7 @@ impl QueuePair {
         };
         match &wr.source {
             Source::Inline(bytes) => {
+                check_word(wr.op, bytes.len() as u64)?;
                 sq.stage_inline(wqe, [*bytes]).map_err(|e| self.refused(e, bytes.len()))?;
             }
             Source::Local(local) => {
@@ -476,13 +546,10 @@ impl QueuePair {
         if wr.xrc {
             return Err(Cause::Unsupported { what: "XRC is not offered yet" });
         }
-        match wr.op {
-            SendOp::Flush => Err(Cause::Unsupported { what: "FLUSH is not offered yet" }),
-            SendOp::AtomicWrite => Err(Cause::Unsupported {
-                what: "ATOMIC WRITE is not offered yet: use WRITE of 8 bytes",
-            }),
-            _ => Ok(()),
+        if wr.op == SendOp::Flush && wr.compare_add > MAX_MSG {
+            return Err(Cause::MessageTooLong { got: wr.compare_add, max: MAX_MSG });
         }
+        Ok(())
     }
 
     fn refused(&self, e: PostError, got: usize) -> Cause {
@@ -602,12 +669,16 @@ fn no_multicast(verb: &'static str) -> Error {
     Error::verb(verb, Cause::Invalid { what })
 }
 
+/// Some operations move one word.
+fn check_word(op: SendOp, got: u64) -> std::result::Result<(), Cause> {
+    let word = matches!(op, SendOp::CompareSwap | SendOp::FetchAdd | SendOp::AtomicWrite);
+    if word && got != 8 { Err(Cause::AtomicLocal { got }) } else { Ok(()) }
+}
+
 /// Lengths that the operation prescribes.
 fn check_length(op: SendOp, local: &Local<'_>) -> std::result::Result<(), Cause> {
     let total: u64 = local.as_slice().iter().map(|s| u64::from(s.len())).sum();
-    if matches!(op, SendOp::CompareSwap | SendOp::FetchAdd) && total != 8 {
-        return Err(Cause::AtomicLocal { got: total });
-    }
+    check_word(op, total)?;
     if total > MAX_MSG {
         return Err(Cause::MessageTooLong { got: total, max: MAX_MSG });
     }

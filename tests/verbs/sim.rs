@@ -5,6 +5,7 @@ use softroce::sim::{Link, Sim};
 
 use super::testbed::Testbed;
 
+mod annex;
 mod atomics;
 mod causes;
 mod clean;

@@ -9,6 +9,7 @@ use softroce::prelude::*;
 
 use super::testbed::Testbed;
 
+mod annex;
 mod atomics;
 mod causes;
 mod clean;

@@ -11,6 +11,7 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::queue::{Cqe, CqeKind};
+use crate::wire::num::Pkey;
 
 impl Qp {
     /// The oldest request fails with `status`; the queue pair goes to ERR.
@@ -70,6 +71,7 @@ impl Qp {
         let head = self.sq.head();
         self.req.start(self.req.una_psn, head);
         *self.set = Settings::default();
+        self.pkey = Pkey::DEFAULT;
     }
 
     /// Makes completions that were not polled yet invisible.

@@ -139,6 +139,7 @@ pub(crate) struct Settings {
     pub(crate) sq_psn: u32,
     pub(crate) sqd_notify: bool,
     pub(crate) port: u8,
+    pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
     /// Receive buffer that the peer told of; 0: unknown.
     pub(crate) peer_buffer: u32,
@@ -166,6 +167,8 @@ pub(crate) struct Qp {
     pub(crate) access: Access,
     pub(crate) pd: PdId,
     pub(crate) mtu: Mtu,
+    /// Its partition: that of all packets that it sends, and that it takes.
+    pub(crate) pkey: Pkey,
     pub(crate) path: Path,
     /// The fields of `path` as the ICRC wants them.
     ip: IpFields,
@@ -242,6 +245,7 @@ impl Qp {
             access: Access::empty(),
             pd: new.pd,
             mtu: Mtu::B256,
+            pkey: Pkey::DEFAULT,
             path: Path {
                 src: NOWHERE.into(),
                 dst: NOWHERE.into(),
@@ -346,7 +350,7 @@ impl Qp {
             m: true,
             pad_count: 0,
             tver: 0,
-            pkey: Pkey::DEFAULT,
+            pkey: self.pkey,
             fecn: false,
             becn: false,
             dest_qp: self.dest_qp,

@@ -7,7 +7,8 @@
 //! sequence; right of the queue pair; READ/atomic resources; a receive to put it into; lengths; key,
 //! range and right of memory; alignment. The first that fails decides the NAK. Requests ahead draw one
 //! sequence NAK for the gap; requests behind are duplicates: SEND and WRITE are acknowledged again, READ
-//! is executed again, an atomic is answered from its saved result. Memory is looked up by key for every
+//! is executed again, an atomic is answered from its saved result, ATOMIC WRITE and FLUSH are answered and not
+//! executed. Memory is looked up by key for every
 //! packet: a key that dies in the middle of a message ends it.
 
 use super::Qp;
@@ -54,8 +55,16 @@ pub(super) struct Resource {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    Read { va: u64, len: u32, rkey: Rkey },
-    Atomic { orig: u64 },
+    Read {
+        va: u64,
+        len: u32,
+        rkey: Rkey,
+    },
+    Atomic {
+        orig: u64,
+    },
+    /// An ATOMIC WRITE or FLUSH: done, with nothing to tell.
+    Done,
 }
 
 impl Resource {
@@ -241,6 +250,9 @@ enum Refusal {
     Fatal(NakCode, WcStatus),
     /// No receive is posted.
     NotReady,
+    /// A FLUSH above `max_dest_rd_atomic`. rdma_rxe does not count them, so this may be no error of the peer's:
+    /// the packet is as good as lost, and comes again when there is a place.
+    NoPlace,
 }
 
 impl From<AccessError> for Refusal {
@@ -250,6 +262,20 @@ impl From<AccessError> for Refusal {
 }
 
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
+
+/// Selectivity of a FLUSH: the range that it names, or all that its key reaches.
+const SEL_RANGE: u8 = 0;
+const SEL_REGION: u8 = 1;
+
+/// The rights that a FLUSH needs, by its placement type.
+fn flush_right(packet: &Packet<'_>) -> Result<Access, Refusal> {
+    match packet.feth().map_or(0, |feth| feth.plt) {
+        1 => Ok(Access::FLUSH_GLOBAL),
+        2 => Ok(Access::FLUSH_PERSISTENT),
+        3 => Ok(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT),
+        _ => Err(INVALID),
+    }
+}
 
 impl Qp {
     /// The transition to RTR.
@@ -362,7 +388,8 @@ impl Qp {
             Operation::Read => Access::REMOTE_READ,
             Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
             Operation::Send => Access::empty(),
-            // FLUSH and ATOMIC WRITE are not offered.
+            Operation::AtomicWrite => Access::REMOTE_WRITE,
+            Operation::Flush => flush_right(packet)?,
             _ => return Err(INVALID),
         };
         if !self.access.contains(right) {
@@ -372,6 +399,8 @@ impl Qp {
             Operation::Send => self.execute_send(c, packet),
             Operation::Write => self.execute_write(c, packet),
             Operation::Read => self.execute_read(c, packet),
+            Operation::AtomicWrite => self.execute_atomic_write(c, packet),
+            Operation::Flush => self.execute_flush(c, packet, right),
             _ => self.execute_atomic(c, packet),
         }
     }
@@ -537,6 +566,73 @@ impl Qp {
         Ok(())
     }
 
+    /// 8 bytes, all at once (annex A19). It is remembered: a duplicate must not overwrite what was written
+    /// since.
+    fn execute_atomic_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let (Some(reth), Some(bytes)) = (packet.reth(), packet.payload().as_array()) else {
+            return Err(INVALID);
+        };
+        if !self.resp.has_place() || reth.dma_len != 8 || packet.pad_count() != 0 {
+            return Err(INVALID);
+        }
+        let right = Access::REMOTE_WRITE;
+        let target = c.mrs.remote(self.pd, self.qpn, reth.rkey, reth.va, 8, right)?;
+        if reth.va % 8 != 0 {
+            return Err(INVALID);
+        }
+        target.atomic_write(*bytes)?;
+        self.remember_done(packet.psn());
+        c.count(Counter::RxAtomicWriteRequests);
+        Ok(())
+    }
+
+    /// What was written before becomes visible, or persistent (annex A19). All of it was placed when it
+    /// arrived, so nothing has to be waited for.
+    fn execute_flush(
+        &mut self,
+        c: &mut Common,
+        packet: &Packet<'_>,
+        right: Access,
+    ) -> Result<(), Refusal> {
+        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(INVALID) };
+        if self.resp.resources.is_empty() || packet.pad_count() != 0 {
+            return Err(INVALID);
+        }
+        if !self.resp.has_place() {
+            return Err(Refusal::NoPlace);
+        }
+        let (pd, qpn, rkey) = (self.pd, self.qpn, reth.rkey);
+        let target = match feth.sel {
+            SEL_RANGE if reth.dma_len <= MAX_LEN => {
+                c.mrs.remote(pd, qpn, rkey, reth.va, u64::from(reth.dma_len), right)?
+            }
+            SEL_REGION => c.mrs.remote_whole(pd, qpn, rkey, right)?,
+            _ => return Err(INVALID),
+        };
+        if right.contains(Access::FLUSH_PERSISTENT) {
+            target.make_persistent();
+        } else {
+            target.make_visible();
+        }
+        self.remember_done(packet.psn());
+        c.count(Counter::RxFlushRequests);
+        Ok(())
+    }
+
+    fn remember_done(&mut self, psn: Psn) {
+        let msn = self.resp.msn.offset(1);
+        self.resp.remember(Resource {
+            first: psn,
+            packets: 1,
+            msn,
+            what: What::Done,
+            next: 0,
+            start: 0,
+            answered: false,
+        });
+        self.resp.msn = msn;
+    }
+
     fn complete_receive(
         &mut self,
         c: &mut Common,
@@ -565,6 +661,7 @@ impl Qp {
                 let timer = self.set.min_rnr_timer;
                 self.resp.ack = Ack::Nak(psn, Syndrome::RnrNak { timer });
             }
+            Refusal::NoPlace => c.count(Counter::DropFlush),
             Refusal::Fatal(code, status) => self.die(c, psn, code, status),
         }
     }
@@ -610,6 +707,16 @@ impl Qp {
                 Some((place, Resource { what: What::Atomic { .. }, .. })) => {
                     self.resp.answer_again(place, 0);
                     c.count(Counter::DuplicateAtomic);
+                }
+                _ => c.count(Counter::DropDuplicate),
+            },
+            operation @ (Operation::AtomicWrite | Operation::Flush) => match self.resp.find(psn) {
+                Some((place, Resource { what: What::Done, .. })) => {
+                    self.resp.answer_again(place, 0);
+                    c.count(match operation {
+                        Operation::Flush => Counter::DuplicateFlush,
+                        _ => Counter::DuplicateAtomicWrite,
+                    });
                 }
                 _ => c.count(Counter::DropDuplicate),
             },

@@ -27,7 +27,7 @@ use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
 use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
 use crate::queue::{BindWqe, CqShared, Cqe, RecvQueue, SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
-use crate::wire::headers::{AtomicAckEth, AtomicEth, Ext, Ieth, ImmDt, Reth};
+use crate::wire::headers::{AtomicAckEth, AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::icrc::{self, IpFields};
 use crate::wire::num::{Gid, Msn, Pkey, Psn, Qpn, Rkey};
 use crate::wire::opcode::Operation;
@@ -131,6 +131,12 @@ impl In {
         self
     }
 
+    /// FLUSH: selectivity and placement type.
+    pub(super) fn feth(mut self, sel: u8, plt: u8) -> Self {
+        self.ext.feth = Some(Feth { sel, plt });
+        self
+    }
+
     pub(super) fn imm(mut self, imm: u32) -> Self {
         self.ext.immdt = Some(ImmDt(imm));
         self
@@ -221,6 +227,8 @@ pub(super) struct Script {
     pub(super) mr: Registered,
     /// Told that a solicited completion arrived, if it was asked for.
     pub(super) notified: usize,
+    /// The partition key that every packet must carry.
+    pub(super) pkey: u16,
     acks: Acks,
     out: Vec<Out>,
     events: Vec<AsyncEvent>,
@@ -306,6 +314,7 @@ impl Script {
             region,
             mr,
             notified: 0,
+            pkey: 0xffff,
             acks: Acks::Send,
             out: Vec::new(),
             events: Vec::new(),
@@ -400,7 +409,7 @@ impl Script {
             let ip = IpFields::v4(US.into(), THEM.into(), t.ident, true, t.path.src_port);
             assert!(icrc::check(&ip, &buf[..t.len]), "wrong ICRC");
             let packet = Packet::parse(&buf[..t.len]).expect("what we send can be parsed");
-            check_form(&packet);
+            check_form(&packet, self.pkey);
             self.out.push(Out {
                 at: self.now - START,
                 line: line(&packet),
@@ -588,11 +597,11 @@ impl Script {
 
 /// What holds for every packet that we send.
 #[track_caller]
-fn check_form(packet: &Packet<'_>) {
+fn check_form(packet: &Packet<'_>, pkey: u16) {
     let (b, info) = (packet.datagram(), packet.info());
     assert_eq!(packet.dest_qp(), Qpn::new(PEER));
     assert_eq!(b[1] & 0x4f, 0x40, "MigReq set, transport version 0");
-    assert_eq!(b[2..4], [0xff, 0xff], "default partition");
+    assert_eq!(packet.pkey(), Pkey(pkey), "its partition");
     assert_eq!(b[4], 0, "FECN, BECN, reserved");
     assert_eq!(b[8] & 0x7f, 0, "reserved");
     let end = b.len() - icrc::LEN;
@@ -602,9 +611,15 @@ fn check_form(packet: &Packet<'_>) {
     let may_solicit = info.completes_receive();
     assert!(!packet.se() || may_solicit, "solicited on {}", info.name);
     assert!(!packet.ack_req() || info.is_request(), "AckReq on {}", info.name);
-    if matches!(info.operation, Operation::Read | Operation::FetchAdd | Operation::CompareSwap) {
+    if always_asks(info.operation) {
         assert!(packet.ack_req());
     }
+}
+
+/// Whether all packets of this kind are answered, so that asking goes without saying.
+fn always_asks(operation: Operation) -> bool {
+    use Operation::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read};
+    matches!(operation, Read | FetchAdd | CompareSwap | AtomicWrite | Flush)
 }
 
 /// A packet in one line.
@@ -612,15 +627,14 @@ fn line(packet: &Packet<'_>) -> String {
     let name = packet.info().name;
     let name = name.strip_prefix("RC_").unwrap_or(name);
     let mut line = format!("{name} {}", packet.psn());
-    let asked = matches!(
-        packet.info().operation,
-        Operation::Read | Operation::FetchAdd | Operation::CompareSwap
-    );
-    if packet.ack_req() && !asked {
+    if packet.ack_req() && !always_asks(packet.info().operation) {
         line += " A";
     }
     if packet.se() {
         line += " SE";
+    }
+    if let Some(Feth { sel, plt }) = packet.feth() {
+        let _ = write!(line, " sel={sel} plt={plt}");
     }
     if let Some(Reth { va, rkey, dma_len }) = packet.reth() {
         let _ = write!(line, " va={va:x} rkey={:x} len={dma_len}", rkey.0);
