@@ -8,7 +8,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use crate::net::{Ident, PortCaps, SrcPort};
-use crate::port::{Port, PortAddress, PortStats, RxBatch, TxBatch};
+use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
 
 use super::{Direction, FabricError, HostId, SharedFabric};
 
@@ -101,6 +101,10 @@ impl Port for FabricPort {
         &self.addresses
     }
 
+    fn health(&self) -> Health {
+        Health { up: self.fabric.lock().is_up(self.host).unwrap_or(false), missing: 0 }
+    }
+
     fn stats(&self) -> PortStats {
         let truncated = self.fabric.lock().counters(self.host).truncated;
         PortStats { truncated, ..self.stats }
@@ -181,6 +185,10 @@ mod tests {
         assert_eq!(b.caps().mtu, 9000, "a new cable");
         assert_eq!((a.caps().src_port, a.caps().ident), (SrcPort::Entropy, Ident::Chosen));
         assert!(a.readiness().is_none());
+        assert_eq!(a.health(), Health::GOOD);
+        net.lock().set_up(a.host(), false).unwrap();
+        assert_eq!([a.health().up, b.health().up], [false, true]);
+        net.lock().set_up(a.host(), true).unwrap();
         let shown: Vec<_> = b.addresses().iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["fe80::2%sim0", "10.0.0.2"]);
         let nobody = HostId(7);

@@ -18,6 +18,8 @@ mod models;
 pub mod notify;
 pub mod progress;
 pub mod signal;
+#[cfg(all(test, not(loom)))]
+mod tests;
 pub mod virtual_time;
 pub mod wake;
 
@@ -343,9 +345,9 @@ impl Nic {
         (self.moved[0].load(Ordering::Relaxed), self.moved[1].load(Ordering::Relaxed))
     }
 
-    /// Whether the port failed for good.
-    pub fn is_broken(&self) -> bool {
-        self.with_core(|core, _| core.is_broken())
+    /// Whether the port can work at present.
+    pub fn is_up(&self) -> bool {
+        self.with_core(|core, _| core.is_up())
     }
 
     /// Something was posted: sends it from here if the engine is free, else leaves it to whoever is in it.

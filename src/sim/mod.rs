@@ -200,14 +200,18 @@ impl Sim {
         set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
     }
 
-    /// Pulls the cable of a host, or plugs it in again. What is on the way is lost.
+    /// Pulls the cable of a host, or plugs it in again. What is on the way is lost. Its device raises
+    /// [`Event::PortErr`](crate::verbs::Event::PortErr) or [`PortActive`](crate::verbs::Event::PortActive).
     ///
     /// # Errors
     /// `EINVAL`: not a host of this simulation.
     pub fn set_up(&self, host: &Context, up: bool) -> Result<()> {
         let id = self.host_of(host)?;
         let set = self.0.fabric.lock().set_up(id, up);
-        set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
+        set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))?;
+        // The device notices in a pass.
+        host.nic().control(|_, _| ());
+        Ok(())
     }
 
     /// What the network counted of a host's packets.

@@ -144,9 +144,8 @@ impl Context {
         let verb = "ibv_query_port";
         self.nic().enter().of(verb)?;
         check_port(verb, port)?;
-        let down = self.nic().is_broken();
         Ok(PortAttr {
-            state: if down { PortState::Down } else { PortState::Active },
+            state: if self.nic().is_up() { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::B4096,
             active_mtu: self.active_mtu(),
             gid_len: u32::try_from(self.nic().addresses().len()).unwrap_or(u32::MAX),

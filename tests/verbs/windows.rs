@@ -239,7 +239,8 @@ fn type_1_is_bound_by_its_verb_for_every_queue_pair() {
     assert_eq!(mw.rkey(), rkey);
     assert_ne!(rkey, before, "the device makes a new key");
     assert_eq!((rkey ^ before) & !0xff, 0);
-    let at = |rkey| RemoteSlice { addr: mr.iova() + 100, rkey };
+    let addr = mr.iova() + 100;
+    let at = |rkey| RemoteSlice { addr, rkey };
     a.done(SendWr::write(1, inline(b"first"), at(rkey)));
     // Another queue pair of the domain.
     let second = Pair::connect(
@@ -268,7 +269,8 @@ fn type_1_is_unbound_by_an_empty_range() {
     let Pair { a, b } = Pair::new(&bed);
     let mr = b.memory(64);
     let mw = b.pd.alloc_mw(MwType::Type1).unwrap();
-    let at = |rkey| RemoteSlice { addr: mr.iova(), rkey };
+    let addr = mr.iova();
+    let at = |rkey| RemoteSlice { addr, rkey };
     b.qp.bind_mw(SendWr::bind_mw(1, &mw, &mr, 0..64, Access::REMOTE_WRITE)).unwrap();
     b.sent().ok().unwrap();
     a.done(SendWr::write(1, inline(b"x"), at(mw.rkey())));
