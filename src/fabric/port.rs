@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv6Addr};
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
@@ -27,6 +28,7 @@ pub struct FabricPort {
     host: HostId,
     addresses: Vec<PortAddress>,
     stats: PortStats,
+    up: Arc<AtomicBool>,
 }
 
 impl FabricPort {
@@ -36,8 +38,9 @@ impl FabricPort {
     /// If there is no such host.
     pub fn new(fabric: &SharedFabric, host: HostId) -> Result<Self, FabricError> {
         let addresses = fabric.lock().addresses(host)?.iter().copied().map(address).collect();
+        let up = fabric.lock().up_flag(host)?;
         let fabric = Arc::clone(fabric);
-        Ok(Self { fabric, host, addresses, stats: PortStats::default() })
+        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up })
     }
 
     /// The host whose port this is.
@@ -102,7 +105,8 @@ impl Port for FabricPort {
     }
 
     fn health(&self) -> Health {
-        Health { up: self.fabric.lock().is_up(self.host).unwrap_or(false), missing: 0 }
+        // Without the lock: a device may go inside a tap.
+        Health { up: self.up.load(Ordering::Relaxed), missing: 0 }
     }
 
     fn stats(&self) -> PortStats {
