@@ -16,7 +16,11 @@ fn main() -> Result<()> {
 
     let mut tcp = match &server {
         Some(host) => TcpStream::connect((host.as_str(), 18515))?,
-        None => TcpListener::bind(("::", 18515))?.accept()?.0,
+        None => {
+            // Both families, where both are there.
+            let any = |host| TcpListener::bind((host, 18515));
+            any("::").or_else(|_| any("0.0.0.0"))?.accept()?.0
+        }
     };
     qp.post_recv(RecvWr::new(0, mr.sge(..2048)))?;
     qp.connect(&oob::exchange(&mut tcp, &qp.endpoint())?)?;

@@ -92,6 +92,8 @@ pub mod sim;
 #[cfg(test)]
 #[path = "../tests/common/skip.rs"]
 mod skip;
+#[cfg(feature = "unstable-internals")]
+mod swarm;
 mod sync;
 pub mod time;
 pub mod verbs;
@@ -140,6 +142,10 @@ pub mod internals {
     /// What application and engine share: send, receive and completion queues.
     pub mod queue {
         pub use crate::queue::*;
+    }
+    /// Random programs on random networks, against a reference model.
+    pub mod swarm {
+        pub use crate::swarm::*;
     }
     /// One number in, independent random streams out.
     pub mod seed {

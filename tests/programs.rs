@@ -49,6 +49,16 @@ fn one_sided() {
 }
 
 #[test]
+fn kv_store() {
+    let Some(mut command) = example("kv_store") else { return };
+    // Ten thousand take a minute, optimised.
+    command.arg(if cfg!(debug_assertions) { "100" } else { "10000" });
+    let said = Running::start(&mut command).finish().ok();
+    assert!(said.contains("as it comes: seed") && said.contains("and another from byte"), "{said}");
+    assert!(said.contains("seeds, and every entry was put by somebody"), "{said}");
+}
+
+#[test]
 fn lossy_network() {
     let Some(said) = run("lossy_network") else { return };
     assert!(said.contains("1 MiB") && said.contains("the same again"), "{said}");
@@ -63,6 +73,29 @@ fn lossy_network() {
 fn state_machine() {
     let Some(said) = run("state_machine") else { return };
     assert_eq!(said, "Rts, and \"it is me\" came back\n");
+}
+
+/// One answers for ever; the other asks once.
+#[test]
+fn datagrams() {
+    use std::io::{BufRead, BufReader};
+    struct Killed(std::process::Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let Some(mut answerer) = example("datagrams") else { return };
+    let mut answerer = Killed(answerer.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    BufReader::new(answerer.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let endpoint = said.trim().strip_prefix("ask me with: datagrams ").unwrap();
+    for _ in 0..2 {
+        let mut asker = example("datagrams").unwrap();
+        let said = Running::start(asker.arg(endpoint)).finish().ok();
+        assert_eq!(said, "the answer: \"who?\"\n");
+    }
 }
 
 #[test]

@@ -12,6 +12,8 @@ use softroce::time::Instant;
 use softroce::wire::frame::{NotRoce, dissect};
 use softroce::wire::opcode;
 
+use crate::output;
+
 /// Decode the RoCEv2 packets of captures (pcap or pcapng) and check their ICRCs.
 ///
 /// Prints one line per packet and a summary per file. Ethernet (with VLAN tags), Linux cooked and raw IP
@@ -47,13 +49,13 @@ struct Summary {
     icrc_bad: u64,
     icrc_other: u64,
     opcodes: BTreeMap<String, u64>,
-    /// Why other frames are none.
+    /// Why the other frames are not RoCEv2.
     #[serde(skip)]
     others: BTreeMap<String, u64>,
     /// What was noted, by kind.
     #[serde(skip)]
     notes: BTreeMap<&'static str, u64>,
-    /// Frames of a link type that is not understood, and the number of one.
+    /// How many frames have a link type that is not understood, and the last such type.
     #[serde(skip)]
     unknown_link: (u64, u16),
 }
@@ -78,26 +80,16 @@ impl From<io::Error> for Stop {
     }
 }
 
-const FAILED: u8 = 2;
-
 /// Decodes all files and says how it went.
 pub(crate) fn run(args: &Args) -> ExitCode {
-    let mut out = BufWriter::new(io::stdout().lock());
     let mut status = 0;
-    match files(args, &mut out, &mut status).and_then(|()| out.flush()) {
-        Ok(()) => {}
-        // `decode FILE | head` has seen enough.
-        Err(e) if e.kind() == io::ErrorKind::BrokenPipe => {}
-        Err(e) => {
-            complain(format_args!("cannot write: {e}"));
-            status = FAILED;
-        }
-    }
-    ExitCode::from(status)
+    let mut out = BufWriter::new(io::stdout().lock());
+    let printed = files(args, &mut out, &mut status).and_then(|()| out.flush());
+    output::printed(printed, status)
 }
 
-/// Decodes one file after the other. An error is one of the output.
-fn files(args: &Args, out: &mut impl Write, status: &mut u8) -> io::Result<()> {
+/// Decodes one file after the other. An error is one of writing the output.
+fn files(args: &Args, out: &mut dyn Write, status: &mut u8) -> io::Result<()> {
     for path in &args.files {
         let mut summary = Summary { file: path.display().to_string(), ..Summary::default() };
         let lines = !args.quiet && !args.json;
@@ -107,7 +99,7 @@ fn files(args: &Args, out: &mut impl Write, status: &mut u8) -> io::Result<()> {
             Err(Stop::Output(e)) => return Err(e),
         };
         *status = match (&bad, summary.icrc_bad) {
-            (Some(_), _) => FAILED,
+            (Some(_), _) => output::BAD_INPUT,
             (None, 0) => *status,
             (None, _) => 1.max(*status),
         };
@@ -117,23 +109,19 @@ fn files(args: &Args, out: &mut impl Write, status: &mut u8) -> io::Result<()> {
                 summary.print(out)?;
             }
         } else if bad.is_none() {
+            // Programs read figures of whole files only.
             serde_json::to_writer(&mut *out, &summary)?;
             writeln!(out)?;
         }
         if let Some(bad) = bad {
             out.flush()?;
-            complain(format_args!("{bad}"));
+            output::complain(format_args!("{bad}"));
         }
     }
     Ok(())
 }
 
-/// One line on the standard error. If that is closed there is nobody to tell.
-fn complain(what: std::fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr(), "softroce: {what}");
-}
-
-fn file(path: &Path, lines: bool, summary: &mut Summary, out: &mut impl Write) -> Result<(), Stop> {
+fn file(path: &Path, lines: bool, summary: &mut Summary, out: &mut dyn Write) -> Result<(), Stop> {
     let input: Box<dyn Read> = if path == Path::new("-") {
         Box::new(io::stdin().lock())
     } else {
@@ -188,7 +176,7 @@ fn find<'r>(record: &Record<'r>, summary: &mut Summary) -> Option<Inspected<'r>>
 
 /// Seconds since the first RoCEv2 packet of the file.
 fn print_time(
-    out: &mut impl Write,
+    out: &mut dyn Write,
     began: Option<Instant>,
     time: Option<Instant>,
 ) -> io::Result<()> {
@@ -201,7 +189,7 @@ fn print_time(
     }
 }
 
-fn print_packet(out: &mut impl Write, packet: &Inspected<'_>, notes: &[Note]) -> io::Result<()> {
+fn print_packet(out: &mut dyn Write, packet: &Inspected<'_>, notes: &[Note]) -> io::Result<()> {
     write!(out, "{packet}")?;
     for note in notes {
         write!(out, " [{note}]")?;
@@ -237,7 +225,7 @@ impl Summary {
         })
     }
 
-    fn print(&self, out: &mut impl Write) -> io::Result<()> {
+    fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
             "{}: {} packets, {} of them RoCEv2; ICRC: {} ok, {} bad, {} other",

@@ -8,7 +8,7 @@ use softroce::devices;
 use softroce::prelude::*;
 use softroce::verbs::{AtomicCap, DeviceAttr, GidEntry, GidKind, PortState};
 
-use crate::output::{complain, print};
+use crate::output::{BAD_INPUT, complain, print};
 
 /// Show devices: identity, port and MTU; with -v all limits and the GID table.
 ///
@@ -16,7 +16,7 @@ use crate::output::{complain, print};
 /// that, which takes its UDP port for a moment; one that cannot be opened is a line on the standard error.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
-Exit status: 0, or 1 if a device that was named could not be shown.")]
+Exit status: 0, or 2 if a device that was named could not be shown.")]
 pub(crate) struct Args {
     /// Show limits and addresses too
     #[arg(short, long)]
@@ -116,7 +116,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             Ok(devices) => devices.into_iter().map(|d| d.name).collect(),
             Err(e) => {
                 complain(format_args!("devinfo: {e}"));
-                return ExitCode::from(1);
+                return ExitCode::from(BAD_INPUT);
             }
         }
     };
@@ -127,7 +127,9 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             Ok(info) => shown.push(info),
             Err(e) => {
                 complain(format_args!("{name}: {e}"));
-                status = u8::from(named);
+                if named {
+                    status = BAD_INPUT;
+                }
             }
         }
     }

@@ -11,6 +11,7 @@ mod output;
 mod perf;
 #[cfg(target_os = "linux")]
 mod raw;
+mod sim;
 mod tour;
 
 /// RoCEv2 in user space: tools.
@@ -26,6 +27,7 @@ enum Command {
     Tour(tour::Args),
     Devinfo(devinfo::Args),
     Decode(decode::Args),
+    Sim(sim::Args),
     #[cfg(target_os = "linux")]
     Perf(perf::Args),
 }
@@ -36,6 +38,7 @@ fn main() -> ExitCode {
             Command::Tour(args) => tour::run(&args),
             Command::Devinfo(args) => devinfo::run(&args),
             Command::Decode(args) => decode::run(&args),
+            Command::Sim(args) => sim::run(&args),
             #[cfg(target_os = "linux")]
             Command::Perf(args) => perf::run(&args),
         },

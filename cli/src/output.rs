@@ -12,11 +12,15 @@ pub(crate) fn complain(what: Arguments<'_>) {
     let _ = writeln!(io::stderr(), "softroce: {what}");
 }
 
-/// Prints, and makes an exit status of how that and everything before it went. Somebody who stops reading
-/// (`| head`) has seen enough.
+/// Prints, and makes an exit status of how that and everything before it went.
 pub(crate) fn print(status: u8, text: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> ExitCode {
     let mut out = BufWriter::new(io::stdout().lock());
-    match text(&mut out).and_then(|()| out.flush()) {
+    printed(text(&mut out).and_then(|()| out.flush()), status)
+}
+
+/// The exit status of something whose output went so. Somebody who stops reading (`| head`) has seen enough.
+pub(crate) fn printed(how: io::Result<()>, status: u8) -> ExitCode {
+    match how {
         Err(e) if e.kind() != io::ErrorKind::BrokenPipe => {
             complain(format_args!("cannot write: {e}"));
             ExitCode::from(BAD_INPUT)

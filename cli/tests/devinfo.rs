@@ -26,9 +26,9 @@ fn the_layout_is_that_of_ibv_devinfo() {
     assert_eq!((status(&output), text(&output.stderr)), (Some(0), ""));
     let out = text(&output.stdout);
     let lines: Vec<_> = out.lines().collect();
-    // The GUID is made of the address, whose last part is whatever was free.
+    // An EUI-64 made of the address, whose last part is whatever was free.
     let guid = lines[3].rsplit('\t').next().unwrap();
-    assert!(guid.starts_with("0253:52ff:"), "{out}");
+    assert!(guid.starts_with("0252:7fff:fe00:00"), "{out}");
     let expected = format!(
         "hca_id:\tsoft:lo\n\
          \ttransport:\t\t\tInfiniBand (0)\n\
@@ -97,9 +97,9 @@ fn without_a_name_all_devices_are_shown() {
 }
 
 #[test]
-fn a_named_device_that_cannot_be_opened_is_status_1_and_the_rest_is_shown() {
+fn a_named_device_that_cannot_be_opened_is_status_2_and_the_rest_is_shown() {
     let output = softroce(&["devinfo", "soft:nonsense", "soft:lo", "soft:udp=192.0.2.1"]);
-    assert_eq!(status(&output), Some(1));
+    assert_eq!(status(&output), Some(2));
     let complaints: Vec<_> = text(&output.stderr).lines().collect();
     assert_eq!(complaints.len(), 2, "{complaints:?}");
     let begin = "softroce: soft:nonsense: there is no device \"nonsense\"; there is soft:lo";

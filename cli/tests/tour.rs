@@ -2,6 +2,9 @@
 #![cfg(target_os = "linux")]
 #![expect(clippy::unwrap_used, reason = "helpers of tests, where a panic is the report")]
 
+#[path = "../../tests/common/skip.rs"]
+mod skip;
+
 use std::fs;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
@@ -125,13 +128,14 @@ fn every_row_is_verified() {
         "\n COMPARE & SWAP ",
         "\nBetween soft:lo at 127.0.0.",
         ": every byte verified at both sides, in ",
-        "\nNext:\n  softroce tour --pcap tour.pcapng ",
+        " tour --pcap tour.pcapng ",
     ] {
         assert!(out.contains(part), "{part:?}: {out}");
     }
     // The commands to try next exist.
     let (_, next) = out.split_once("\nNext:\n").unwrap();
-    let ours: Vec<_> = next.lines().filter_map(|line| line.strip_prefix("  softroce ")).collect();
+    let ours = next.lines().filter_map(|line| line.strip_prefix(&format!("  {SOFTROCE} ")));
+    let ours: Vec<_> = ours.collect();
     assert_eq!(ours.len(), 4, "{next}");
     for line in ours {
         let command = line.split(' ').next().unwrap();
@@ -200,11 +204,6 @@ fn the_capture_holds_what_the_table_says() {
     wireshark_agrees(&file, packets);
 }
 
-#[expect(clippy::print_stdout, reason = "the notice of a test")]
-fn skipped(why: &str) {
-    println!("skipped: {why}");
-}
-
 /// tshark finds RoCEv2 in every packet, and nothing wrong with it.
 fn wireshark_agrees(file: &Scratch, packets: u64) {
     let tshark = |filter: &str| {
@@ -216,7 +215,7 @@ fn wireshark_agrees(file: &Scratch, packets: u64) {
     };
     let strange = match tshark("_ws.malformed || !infiniband") {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => {
-            return skipped("there is no tshark here");
+            return skip::skip("there is no tshark here");
         }
         result => result.unwrap(),
     };

@@ -4,6 +4,7 @@ use std::borrow::Cow;
 use std::fmt;
 use std::fs::{File, TryLockError};
 use std::io::{self, Write};
+use std::net::IpAddr;
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::path::Path;
@@ -239,6 +240,14 @@ impl<P: Port, W: Write + Send> Port for Tap<P, W> {
         self.port.blocked_on()
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.port.join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.port.leave(group)
+    }
+
     fn addresses(&self) -> &[PortAddress] {
         self.port.addresses()
     }
@@ -333,6 +342,12 @@ mod tests {
         #[cfg(unix)]
         fn readiness(&self) -> Option<BorrowedFd<'_>> {
             None
+        }
+        fn join(&mut self, _group: IpAddr) -> io::Result<()> {
+            Ok(())
+        }
+        fn leave(&mut self, _group: IpAddr) -> io::Result<()> {
+            Ok(())
         }
         fn addresses(&self) -> &[PortAddress] {
             &[]

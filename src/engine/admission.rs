@@ -1,7 +1,7 @@
 //! What a datagram must pass before a queue pair sees it.
 //!
-//! *Rules* (IBTA 9.6). Lengths, opcode and version; a queue pair with that number, of that service; the
-//! addresses of its peer; the partition; the ICRC. Whatever fails is counted with its reason and dropped
+//! *Rules* (IBTA 9.6). Lengths, opcode and version; a queue pair with that number, of that service, or a
+//! multicast group with members; the addresses of its peer, if it has one; the partition; the ICRC. Whatever fails is counted with its reason and dropped
 //! in silence: no answer, no change of any queue pair.
 
 use std::collections::BTreeMap;
@@ -15,6 +15,7 @@ use crate::net::{Ecn, RxMeta};
 use crate::time::Instant;
 use crate::wire::Error;
 use crate::wire::icrc::{self, IpFields};
+use crate::wire::num::Qpn;
 use crate::wire::opcode::{Operation, Transport};
 use crate::wire::packet::Packet;
 
@@ -64,31 +65,20 @@ impl Engine {
             }
         };
         let info = packet.info();
-        let kind = match info.transport {
-            Transport::Rc | Transport::Cnp => QpType::Rc,
-            Transport::Uc | Transport::Rd | Transport::Ud | Transport::Xrc => {
-                self.common.count(Counter::DropUnsupported);
-                return;
-            }
+        if matches!(info.transport, Transport::Rd | Transport::Xrc) {
+            self.common.count(Counter::DropUnsupported);
+            return;
+        }
+        let to = match self.addressee(meta, &packet) {
+            Ok(to) => to,
+            Err(reason) => return self.common.count(reason),
         };
-        let Some(slot) = self.qps.find(packet.dest_qp()) else {
-            self.common.count(Counter::DropNoQp);
-            return;
+        let admitted = match to {
+            To::One(slot) => self.qps.at(slot).is_some_and(|qp| packet.pkey().matches(qp.pkey)),
+            // Its members look for themselves: they may be in several partitions.
+            To::Group => true,
         };
-        let Some(qp) = self.qps.at(slot) else { return };
-        if qp.kind != kind {
-            self.common.count(Counter::DropTransport);
-            return;
-        }
-        if !qp.is_reachable() {
-            self.common.count(Counter::DropState);
-            return;
-        }
-        if meta.path.src != qp.path.dst || meta.path.dst != qp.path.src {
-            self.common.count(Counter::DropAddress);
-            return;
-        }
-        if !packet.pkey().matches(qp.pkey) {
+        if !admitted {
             self.common.count(Counter::BadPkeyCntr);
             return;
         }
@@ -113,9 +103,15 @@ impl Engine {
         if meta.path.ecn() == Ecn::Ce {
             self.common.count(Counter::NpEcnMarkedRocePackets);
         }
+        let To::One(slot) = to else { return self.deliver_to_group(meta, &packet) };
+        let Some(qp) = self.qps.at(slot) else { return };
         if info.operation == Operation::Cnp {
             let handled = qp.handle_cnp(&self.common);
             self.common.count(if handled { Counter::RpCnpHandled } else { Counter::RpCnpIgnored });
+        } else if qp.kind == QpType::Ud {
+            qp.handle_datagram(&mut self.common, meta, &packet);
+        } else if !qp.kind.is_reliable() {
+            qp.handle_unreliable(&mut self.common, &packet);
         } else if info.is_request() {
             qp.handle_request(&mut self.common, &packet);
         } else {
@@ -125,6 +121,37 @@ impl Engine {
         self.settle();
         self.schedule(slot);
     }
+
+    /// Whom a packet is for, or why it is for nobody.
+    fn addressee(&mut self, meta: &RxMeta, packet: &Packet<'_>) -> Result<To, Counter> {
+        let transport = packet.info().transport;
+        let group = &meta.path.dst;
+        if transport == Transport::Ud && packet.dest_qp() == Qpn::MULTICAST {
+            return if self.groups.has(group) { Ok(To::Group) } else { Err(Counter::DropNoQp) };
+        }
+        let slot = self.qps.find(packet.dest_qp()).ok_or(Counter::DropNoQp)?;
+        let qp = self.qps.at(slot).ok_or(Counter::DropNoQp)?;
+        if transport != Transport::Cnp && transport != qp.kind.transport() {
+            return Err(Counter::DropTransport);
+        }
+        if !qp.is_reachable() {
+            return Err(Counter::DropState);
+        }
+        // A datagram may come from anybody.
+        let from_peer = match qp.kind {
+            QpType::Ud => !group.is_multicast(),
+            _ => meta.path.src == qp.path.dst && meta.path.dst == qp.path.src,
+        };
+        if from_peer { Ok(To::One(slot)) } else { Err(Counter::DropAddress) }
+    }
+}
+
+/// Whom a packet is for.
+enum To {
+    /// The queue pair in this slot.
+    One(u32),
+    /// The queue pairs in a multicast group.
+    Group,
 }
 
 /// A way to compute ICRCs: whether one is right, and which identification explains it.

@@ -5,6 +5,7 @@
 
 use std::collections::VecDeque;
 
+use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::AsyncEvent;
@@ -32,6 +33,7 @@ pub(crate) struct Common {
     pub(crate) config: EngineConfig,
     pub(crate) caps: PortCaps,
     pub(crate) mrs: MrTable,
+    pub(crate) ahs: AhTable,
     pub(crate) cqs: Vec<Option<CqSlot>>,
     pub(crate) srqs: Vec<Option<SrqSlot>>,
     dirty: Vec<u32>,
@@ -57,6 +59,7 @@ impl Common {
             config,
             caps,
             mrs,
+            ahs: AhTable::default(),
             cqs: Vec::new(),
             srqs: Vec::new(),
             dirty: Vec::new(),

@@ -78,5 +78,9 @@ pub const MAX_SGE: u32 = 32;
 pub const MAX_INLINE: u32 = 1024;
 /// Most entries of a completion queue.
 pub const MAX_CQE: u32 = 1 << 22;
+/// Most address handles.
+pub const MAX_AH: u32 = 1 << 20;
+/// Most multicast groups of a device.
+pub const MAX_GROUPS: u32 = 8192;
 /// Longest message, in bytes.
 pub const MAX_MSG: u32 = 1 << 31;

@@ -131,14 +131,7 @@ impl Engine {
     /// # Errors
     /// See [`MemError`].
     pub fn dealloc_mw(&mut self, pd: PdId, rkey: Rkey) -> Result<(), Cause> {
-        // Keys of one window differ in the low 8 bits, and no other object shares the rest.
-        let mut result = self.common.mrs.dealloc_mw(rkey);
-        for low in 0..=0xff {
-            if result.is_err() {
-                result = self.common.mrs.dealloc_mw(Rkey(rkey.0 & !0xff | low));
-            }
-        }
-        result?;
+        self.common.mrs.dealloc_mw(rkey)?;
         self.release_pd(pd);
         Ok(())
     }
@@ -195,17 +188,7 @@ impl Engine {
     /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or an object is gone.
     pub fn create_qp(&mut self, init: QpInit) -> Result<(QpHandle, Arc<QpFace>), Cause> {
         match init.kind {
-            QpType::Rc => {}
-            QpType::Uc => {
-                return Err(Cause::Unsupported {
-                    what: "queue pairs of type UC are not offered yet: use RC",
-                });
-            }
-            QpType::Ud => {
-                return Err(Cause::Unsupported {
-                    what: "queue pairs of type UD are not offered yet: use RC",
-                });
-            }
+            QpType::Rc | QpType::Uc | QpType::Ud => {}
             QpType::XrcSend | QpType::XrcRecv => {
                 return Err(Cause::Unsupported { what: "XRC is not offered yet: use RC" });
             }
@@ -301,10 +284,7 @@ impl Engine {
     ) -> Result<(), Cause> {
         self.common.now = now;
         let port_mtu = self.common.caps.path_mtu();
-        let pkey = match attr.pkey_index {
-            Some(index) => Some(self.pkey(index)),
-            None => None,
-        };
+        let pkey = attr.pkey_index.map(|index| self.pkey(index));
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
         let from = qp.state;
         let to = state::check(qp.kind, from, attr)?;
@@ -329,9 +309,19 @@ impl Engine {
         let dest = attr.dest_qpn.map_or(qp.dest_qp, Qpn::new);
         let qpn = qp.qpn;
         let path = match &attr.ah {
-            Some(ah) => Some(self.route(ah, qpn, dest)?),
+            Some(ah) => {
+                let src_port = match self.common.caps.src_port {
+                    SrcPort::Fixed(port) => port,
+                    SrcPort::Entropy => flow_port(ah.flow_label, qpn.raw(), dest.raw()),
+                };
+                Some(self.route(ah, src_port)?)
+            }
             None => None,
         };
+        if path.is_some_and(|(path, _)| path.dst.is_multicast()) {
+            let what = "a connected queue pair has one peer: a multicast group is for datagrams";
+            return Err(Cause::Invalid { what: what.into() });
+        }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match to {
             QpState::Reset => qp.enter_reset(&mut self.common),
@@ -352,18 +342,26 @@ impl Engine {
             qp.set_path(path, ip);
             let own =
                 self.common.caps.rx_buffer.map_or(0, |b| u32::try_from(b).unwrap_or(u32::MAX));
-            let windows = &mut self.common.windows;
-            let peer = windows.open(path.dst, qp.set.peer_buffer);
-            qp.windows = Some((peer, windows.open_own(path.src, own)));
+            // What is not acknowledged would never leave a window again.
+            if qp.kind.is_reliable() {
+                let windows = &mut self.common.windows;
+                let peer = windows.open(path.dst, qp.set.peer_buffer);
+                qp.windows = Some((peer, windows.open_own(path.src, own)));
+            }
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match (from, to) {
             (QpState::Init, QpState::Rtr) => qp.start_responder(),
             (QpState::Rtr, QpState::Rts) => qp.start_requester(),
+            // What was posted while the queue stood still fails, as it would have by itself.
+            (QpState::Sqe, QpState::Rts) => qp.flush_sends(&mut self.common),
             (QpState::Sqd, QpState::Sqd) if attr.max_dest_rd_atomic.is_some() => {
                 qp.resize_resources();
             }
             _ => {}
+        }
+        if attr.retry_cnt.is_some() || attr.rnr_retry.is_some() {
+            qp.reload_retries();
         }
         qp.set_state(to);
         if (from, to) == (QpState::Rts, QpState::Sqd) {
@@ -388,17 +386,13 @@ impl Engine {
     }
 
     /// The path that an address handle leads along.
-    fn route(&self, ah: &AhAttr, qpn: Qpn, dest: Qpn) -> Result<(Path, IpFields), Cause> {
+    pub(super) fn route(&self, ah: &AhAttr, src_port: u16) -> Result<(Path, IpFields), Cause> {
         let gid = self.gids.get(usize::from(ah.sgid_index)).ok_or(Cause::AttrRange {
             attr: "ah.sgid_index",
             got: u64::from(ah.sgid_index),
             max: self.gids.len().saturating_sub(1) as u64,
         })?;
         let dst = ah.dgid.ip().ok_or(Cause::AddressFamily)?;
-        let src_port = match self.common.caps.src_port {
-            SrcPort::Fixed(port) => port,
-            SrcPort::Entropy => flow_port(ah.flow_label, qpn.raw(), dest.raw()),
-        };
         let ip = IpFields::new(gid.ip, dst, 0, true, src_port).ok_or(Cause::AddressFamily)?;
         let path = Path {
             src: gid.ip,
@@ -445,13 +439,14 @@ impl Engine {
         })
     }
 
-    /// Destroys a queue pair. What it has not been polled for vanishes; type 2 windows bound through it
+    /// Destroys a queue pair. It leaves its multicast groups; what it has not been polled for vanishes; type 2 windows bound through it
     /// are free again. Its driver sends what it still had to answer before this.
     ///
     /// # Errors
     /// `EINVAL`: it is gone already.
     pub fn destroy_qp(&mut self, handle: QpHandle) -> Result<(), Cause> {
         let mut qp = self.qps.remove(handle).ok_or_else(|| gone("queue pair"))?;
+        self.groups.leave_all(handle);
         qp.leave_windows(&mut self.common);
         qp.set_state(QpState::Reset);
         let mut detach = |r: CqRef| {

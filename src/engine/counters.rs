@@ -72,6 +72,11 @@ pub enum Counter {
     DropReplay,
     DropFlush,
     DropDestroyed,
+    DropRefused,
+    DropRemainder,
+    MessagesGivenUp,
+    DropEcho,
+    QkeyViolCntr,
     CqOverrun,
     EventsLost,
 }
@@ -161,6 +166,11 @@ static TABLE: [(Counter, &str, &str); C::EventsLost as usize + 1] = [
     (C::DropReplay, "drop_replay", "duplicate READs dropped: not the same request or a tail of it"),
     (C::DropFlush, "drop_flush", "FLUSHes dropped: more at a time than the peer may have under way"),
     (C::DropDestroyed, "drop_destroyed", "staged packets dropped: their queue pair is gone"),
+    (C::DropRefused, "drop_refused", "unreliable requests dropped: without right, out of bounds, or of a wrong length"),
+    (C::DropRemainder, "drop_remainder", "unreliable requests dropped: the beginning of their message is missing, or was dropped"),
+    (C::MessagesGivenUp, "messages_given_up", "unreliable messages that began to arrive and did not end"),
+    (C::DropEcho, "drop_echo", "multicast datagrams that came back to the queue pair that sent them"),
+    (C::QkeyViolCntr, "qkey_viol_cntr", "datagrams dropped for their queue key"),
     (C::CqOverrun, "cq_overrun", "completions that found their queue full"),
     (C::EventsLost, "events_lost", "asynchronous events that nobody fetched in time"),
 ];

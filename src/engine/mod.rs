@@ -19,6 +19,7 @@
 //! request. Nothing that a peer sends can make it panic.
 
 mod admission;
+mod ah;
 mod batch;
 pub mod cause;
 pub mod cc;
@@ -29,6 +30,7 @@ pub mod counters;
 pub mod errno;
 pub mod event;
 mod index;
+mod mcast;
 pub mod qp;
 pub mod srq;
 pub mod status;
@@ -56,6 +58,7 @@ use admission::Idents;
 use batch::Batch;
 use common::Common;
 use index::QpTable;
+use mcast::Groups;
 use qp::Turn;
 use timer::Wheel;
 
@@ -89,6 +92,7 @@ pub enum Acks {
 pub struct Engine {
     common: Common,
     qps: QpTable,
+    groups: Groups,
     /// Users of each protection domain.
     pds: BTreeMap<PdId, u32>,
     next_pd: u32,
@@ -119,6 +123,7 @@ impl Engine {
         Self {
             common: Common::new(config, caps, MrTable::new(key, iova_base)),
             qps,
+            groups: Groups::default(),
             pds: BTreeMap::new(),
             next_pd: 0,
             gids,

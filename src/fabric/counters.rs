@@ -51,7 +51,7 @@ counters! {
         queue_drops,
         /// Dropped because they were larger than the MTU.
         mtu_drops,
-        /// Sent by the host to an address that nobody has.
+        /// Sent by the host to an address that nobody has, or to a group that nobody is in.
         no_route,
         /// Dropped because the link was down, or went down around them.
         down_drops,
@@ -59,6 +59,8 @@ counters! {
         corrupted,
         /// Second copies made.
         duplicated,
+        /// Copies, beyond the first, that the switch made of the host's packets to multicast groups.
+        replicated,
         /// Held back, so that others could overtake.
         reordered,
         /// Marked "congestion experienced".

@@ -150,11 +150,29 @@ impl Fabric {
 
     /// A packet is at the switch.
     fn switch(&mut self, id: PacketId) {
-        let packet = self.store.get_mut(id);
-        let Some(&to) = self.routes.get(&as_v6(packet.path.dst)) else {
-            let from = packet.from;
+        let packet = self.store.get(id);
+        let (from, dst) = (packet.from, as_v6(packet.path.dst));
+        if let Some(&to) = self.routes.get(&dst) {
+            return self.switch_to(id, to);
+        }
+        // Each member of a group gets a copy, the sender too: its NIC would hand it one.
+        let member = |fabric: &Self, at| fabric.groups.get(&dst).and_then(|m| m.get(at)).copied();
+        let Some(mut to) = member(self, 0) else {
             return self.drop_packet(id, Fate::NoRoute, from);
         };
+        for at in 1.. {
+            let Some(next) = member(self, at) else { break };
+            let copy = self.store.replicate(id);
+            self.hosts[from].counters.replicated += 1;
+            self.switch_to(copy, to);
+            to = next;
+        }
+        self.switch_to(id, to);
+    }
+
+    /// The switch sends a packet towards a host.
+    fn switch_to(&mut self, id: PacketId, to: usize) {
+        let packet = self.store.get_mut(id);
         packet.to = Some(to);
         packet.pipe = pipe_of(to, Direction::Down);
         let verdict = self.ask_tap(id, to);

@@ -123,6 +123,9 @@ pub enum FabricError {
     /// Unspecified, multicast and broadcast addresses belong to nobody.
     #[error("{0} is not the address of one host")]
     NotUnicast(IpAddr),
+    /// Only multicast groups can be joined.
+    #[error("{0} is not a multicast group")]
+    NotMulticast(IpAddr),
     /// A probability that is none.
     #[error("{field} is {value}: not a probability, which is 0 to 1")]
     Probability {
@@ -178,6 +181,8 @@ pub struct Fabric {
     pipes: Vec<Pipe>,
     /// By address, IPv4 as IPv4-mapped.
     routes: BTreeMap<u128, usize>,
+    /// Members of multicast groups, in ascending order. None is empty.
+    groups: BTreeMap<u128, Vec<usize>>,
     rules: Rules,
     tap: Option<Tap>,
     /// The copy that a tap works on.
@@ -215,6 +220,7 @@ impl Fabric {
             hosts: Vec::new(),
             pipes: Vec::new(),
             routes: BTreeMap::new(),
+            groups: BTreeMap::new(),
             rules: Rules::new(),
             tap: None,
             tapped: Packet::empty(),
@@ -268,6 +274,39 @@ impl Fabric {
                 Err(FabricError::AddressInUse { addr, owner: id(*route.get()) })
             }
         }
+    }
+
+    /// Lets a host receive what is sent to a multicast group, what it sends there itself included; again, if it
+    /// does already.
+    ///
+    /// # Errors
+    /// If there is no such host, or the address is no multicast group.
+    pub fn join(&mut self, host: HostId, group: IpAddr) -> Result<(), FabricError> {
+        let index = self.index(host)?;
+        if !group.to_canonical().is_multicast() {
+            return Err(FabricError::NotMulticast(group));
+        }
+        let members = self.groups.entry(as_v6(group)).or_default();
+        // In the order of hosts, whoever came first.
+        if let Err(at) = members.binary_search(&index) {
+            members.insert(at, index);
+        }
+        Ok(())
+    }
+
+    /// Ends what [`join`](Self::join) began, if anything; packets that the switch has passed on arrive.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn leave(&mut self, host: HostId, group: IpAddr) -> Result<(), FabricError> {
+        let index = self.index(host)?;
+        if let Entry::Occupied(mut members) = self.groups.entry(as_v6(group)) {
+            members.get_mut().retain(|&member| member != index);
+            if members.get().is_empty() {
+                members.remove();
+            }
+        }
+        Ok(())
     }
 
     /// The addresses of a host, in the order in which it got them.
@@ -518,7 +557,7 @@ impl Fabric {
     }
 
     /// The counters of all hosts together. Without packets under way,
-    /// `sent + duplicated == delivered + dropped()`.
+    /// `sent + duplicated + replicated == delivered + dropped()`.
     pub fn totals(&self) -> HostCounters {
         let mut sum = HostCounters::default();
         for host in &self.hosts {

@@ -100,6 +100,14 @@ impl Port for FabricPort {
         None
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        self.fabric.lock().join(self.host, group).map_err(io::Error::other)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        self.fabric.lock().leave(self.host, group).map_err(io::Error::other)
+    }
+
     fn addresses(&self) -> &[PortAddress] {
         &self.addresses
     }

@@ -99,8 +99,15 @@ impl Store {
         PacketId(id)
     }
 
-    /// Makes a second copy.
+    /// Makes a second copy, which should not be.
     pub(super) fn duplicate(&mut self, id: PacketId) -> PacketId {
+        let copy = self.replicate(id);
+        self.get_mut(copy).notes |= Notes::DUPLICATE;
+        copy
+    }
+
+    /// Makes a second copy.
+    pub(super) fn replicate(&mut self, id: PacketId) -> PacketId {
         let original = self.get_mut(id);
         let (from, to, path, ident) = (original.from, original.to, original.path, original.ident);
         let (pipe, notes) = (original.pipe, original.notes);
@@ -108,7 +115,7 @@ impl Store {
         let copy = self.insert(from, path, ident, &bytes);
         self.get_mut(id).bytes = bytes;
         let slot = self.get_mut(copy);
-        (slot.to, slot.pipe, slot.notes) = (to, pipe, notes | Notes::DUPLICATE);
+        (slot.to, slot.pipe, slot.notes) = (to, pipe, notes);
         copy
     }
 

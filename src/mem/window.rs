@@ -164,12 +164,13 @@ impl MrTable {
         Ok(rkey)
     }
 
-    /// Frees a window, bound or not, by its key of now.
+    /// Frees a window, bound or not, by any key that it has had or may yet have: only the upper 24 bits name
+    /// it.
     ///
     /// # Errors
     /// [`MemError::UnknownKey`].
     pub fn dealloc_mw(&mut self, rkey: Rkey) -> Result<(), MemError> {
-        let index = self.window_slot(rkey).ok_or(MemError::UnknownKey)?;
+        let index = self.window_named(rkey).ok_or(MemError::UnknownKey)?;
         self.unbind(index);
         let Entry::Mw(mw) = self.free_slot(index) else { return Err(MemError::UnknownKey) };
         self.windows.swap_remove(mw.place as usize);
@@ -194,10 +195,13 @@ impl MrTable {
     /// A window of type 1 may be bound again without more ado, and is unbound by length 0, which looks at no
     /// region. It changes its key in either case.
     ///
+    /// Of `b.mw` the upper 24 bits count. Its owner knows the rest only if every earlier bind has been carried
+    /// out, and one that failed or was flushed must not spoil the next.
+    ///
     /// # Errors
     /// The reason, see [`BindError`].
     pub fn bind(&mut self, b: &Bind) -> Result<(), BindError> {
-        let index = self.window_slot(b.mw).ok_or(BindError::UnknownWindow)?;
+        let index = self.window_named(b.mw).ok_or(BindError::UnknownWindow)?;
         let Entry::Mw(mw) = &self.slots[index as usize].entry else {
             return Err(BindError::UnknownWindow);
         };
@@ -328,6 +332,15 @@ impl MrTable {
         let index = self.rkey_slot(rkey);
         match &self.slots.get(index as usize)?.entry {
             Entry::Mw(mw) if mw.rkey == rkey => Some(index),
+            _ => None,
+        }
+    }
+
+    /// The slot of the window with a key that differs from this one at most in the low 8 bits.
+    fn window_named(&self, rkey: Rkey) -> Option<u32> {
+        let index = self.rkey_slot(rkey);
+        match &self.slots.get(index as usize)?.entry {
+            Entry::Mw(mw) if (mw.rkey.0 ^ rkey.0) >> 8 == 0 => Some(index),
             _ => None,
         }
     }

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use crate::engine::config::{
-    MAX_CQE, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE, MAX_SRQ, MAX_SRQ_WR,
+    MAX_AH, MAX_CQE, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE, MAX_SRQ, MAX_SRQ_WR,
 };
 use crate::engine::qp::MAX_RD_ATOMIC;
 use crate::port::PortAddress;
@@ -31,6 +31,10 @@ pub struct Limits {
     pub max_mr: u32,
     /// Protection domains.
     pub max_pd: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Multicast groups.
+    pub max_mcast_grp: u32,
     /// READs and atomics in flight, each way.
     pub max_rd_atomic: u8,
     /// Bytes of a message.
@@ -50,6 +54,8 @@ impl Limits {
         max_srq_wr: MAX_SRQ_WR,
         max_mr: crate::mem::MrTable::MAX,
         max_pd: 1 << 20,
+        max_ah: MAX_AH,
+        max_mcast_grp: MAX_GROUPS,
         max_rd_atomic: MAX_RD_ATOMIC,
         max_msg: MAX_MSG,
     };

@@ -47,6 +47,7 @@ use crate::mem::PdId;
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
 use crate::queue::RecvQueue;
 use crate::time::{Duration, Instant};
+use crate::wire::num::Gid;
 
 /// Buffers of a pass: each holds what a socket delivers at once.
 const RX_BUFFERS: usize = 8;
@@ -59,6 +60,9 @@ enum Time {
         /// A descriptor of our own that becomes readable with the port.
         #[cfg(all(feature = "udp", target_os = "linux"))]
         port: Option<std::os::fd::OwnedFd>,
+        /// The same of the port with the sockets of multicast groups, once there are such.
+        #[cfg(all(feature = "udp", target_os = "linux"))]
+        port_and_groups: std::sync::OnceLock<std::os::fd::OwnedFd>,
     },
     Virtual(Arc<VirtualTime>),
 }
@@ -112,6 +116,8 @@ impl Nic {
             progress,
             #[cfg(all(feature = "udp", target_os = "linux"))]
             port: port_fd,
+            #[cfg(all(feature = "udp", target_os = "linux"))]
+            port_and_groups: std::sync::OnceLock::new(),
         };
         let rx = RxBatch::new(RX_BUFFERS, RxBatch::WHOLE);
         let around = |core| Combine::with_relief(core, move || relief.relieve());
@@ -251,8 +257,70 @@ impl Nic {
     pub fn destroy_qp(&self, handle: QpHandle, qpn: u32) -> Result<(), Cause> {
         self.with_core(|core, now| {
             core.farewell(now, handle);
+            for group in core.engine.leave_groups(handle) {
+                // What comes nevertheless finds nobody.
+                let _ = core.port.leave(group);
+            }
             core.owners.remove(&qpn);
             core.engine.destroy_qp(handle)
+        })
+    }
+
+    /// Destroys an address handle, after what was posted has been sent as far as the network takes it.
+    pub fn destroy_ah(&self, number: u32) {
+        self.with_core(|core, _| {
+            self.run(core, Work::Send);
+            // Its owner has it once.
+            let _ = core.engine.destroy_ah(number);
+        });
+    }
+
+    /// Puts a queue pair into a multicast group.
+    ///
+    /// # Errors
+    /// As [`Engine::attach_mcast`]; or the port cannot join the group.
+    pub fn attach_mcast(&self, handle: QpHandle, gid: Gid) -> Result<(), Cause> {
+        self.with_core(|core, _| {
+            let Some(group) = core.engine.attach_mcast(handle, gid)? else { return Ok(()) };
+            if let Err(e) = core.port.join(group) {
+                core.engine.detach_mcast(handle, gid)?;
+                return Err(Cause::io(&e, "joining the multicast group"));
+            }
+            self.keep_readiness(core);
+            Ok(())
+        })?;
+        // Whoever sleeps on the port without the group's socket looks again.
+        if let Time::Real { progress, .. } = &self.time {
+            let now = self.now();
+            progress.note_pass(By::Post, now, now);
+        }
+        Ok(())
+    }
+
+    /// Keeps a descriptor of our own for the port with its groups.
+    fn keep_readiness(&self, core: &Core) {
+        #[cfg(all(feature = "udp", target_os = "linux"))]
+        if let Time::Real { port_and_groups, .. } = &self.time
+            && port_and_groups.get().is_none()
+            && let Some(Ok(fd)) = core.port.readiness().map(|fd| fd.try_clone_to_owned())
+        {
+            // Only one thread is in the engine.
+            let _ = port_and_groups.set(fd);
+        }
+        #[cfg(not(all(feature = "udp", target_os = "linux")))]
+        let _ = core;
+    }
+
+    /// Takes a queue pair out of a multicast group.
+    ///
+    /// # Errors
+    /// As [`Engine::detach_mcast`].
+    pub fn detach_mcast(&self, handle: QpHandle, gid: Gid) -> Result<(), Cause> {
+        self.with_core(|core, _| {
+            if let Some(group) = core.engine.detach_mcast(handle, gid)? {
+                core.port.leave(group).map_err(|e| Cause::io(&e, "leaving the multicast group"))?;
+            }
+            Ok(())
         })
     }
 
@@ -510,8 +578,8 @@ impl Drive for Nic {
 
     fn port_fd(&self) -> Option<PortFd<'_>> {
         #[cfg(all(feature = "udp", target_os = "linux"))]
-        if let Time::Real { port: Some(fd), .. } = &self.time {
-            return Some(std::os::fd::AsFd::as_fd(fd));
+        if let Time::Real { port, port_and_groups, .. } = &self.time {
+            return port_and_groups.get().or(port.as_ref()).map(std::os::fd::AsFd::as_fd);
         }
         None
     }

@@ -387,7 +387,7 @@ impl Progress {
     fn run<D: Drive>(&self, drive: Weak<D>, me: Arc<Wake>, spin: Duration) {
         let mut rounds = Background {
             progress: self,
-            port: drive.upgrade().and_then(|drive| imp::keep(drive.port_fd())),
+            port: imp::Kept::default(),
             drive,
             held: None,
             me,
@@ -631,7 +631,7 @@ struct Background<'a, D> {
     drive: Weak<D>,
     /// The NIC, from the look at whether it is still there until the sleep.
     held: Option<Arc<D>>,
-    port: Option<imp::Kept>,
+    port: imp::Kept,
     me: Arc<Wake>,
     spin: Duration,
     spin_until: Instant,
@@ -667,10 +667,11 @@ impl<D: Drive> Rounds for Background<'_, D> {
     }
 
     fn rest(&mut self, rest: Rest) {
-        let Some(now) = self.held.as_ref().map(|drive| drive.now()) else { return };
-        self.held = None;
-        let port = self.port.as_ref().map(imp::lend);
-        self.progress.rest(&self.me, rest, port, now, Instant::FAR_FUTURE);
+        let Some(drive) = self.held.take() else { return };
+        let now = drive.now();
+        self.port.keep(drive.port_fd());
+        drop(drive);
+        self.progress.rest(&self.me, rest, self.port.lend(), now, Instant::FAR_FUTURE);
     }
 }
 
@@ -718,19 +719,28 @@ fn without_signals<R>(spawn: impl FnOnce() -> R) -> R {
 /// The port's readiness for a thread that does not hold the NIC while it sleeps: a descriptor of its own.
 #[cfg(unix)]
 mod imp {
-    use std::os::fd::{AsFd, OwnedFd};
+    use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 
     use super::PortFd;
 
-    pub(super) type Kept = OwnedFd;
+    /// The descriptor that the NIC has, by its number, and our own. The NIC's may be another one from some
+    /// moment on, and it keeps the one before open.
+    #[derive(Debug, Default)]
+    pub(super) struct Kept(Option<(RawFd, OwnedFd)>);
 
-    /// `None` also if the host has no descriptor left: then the port is looked at every millisecond.
-    pub(super) fn keep(port: Option<PortFd<'_>>) -> Option<Kept> {
-        port.and_then(|port| port.try_clone_to_owned().ok())
-    }
+    impl Kept {
+        /// Follows the NIC. Nothing is kept if the host has no descriptor left: then the port is looked at every
+        /// millisecond.
+        pub(super) fn keep(&mut self, port: Option<PortFd<'_>>) {
+            let number = port.map(|port| port.as_raw_fd());
+            if self.0.as_ref().map(|kept| kept.0) != number {
+                self.0 = port.and_then(|port| Some((number?, port.try_clone_to_owned().ok()?)));
+            }
+        }
 
-    pub(super) fn lend(kept: &Kept) -> PortFd<'_> {
-        kept.as_fd()
+        pub(super) fn lend(&self) -> Option<PortFd<'_>> {
+            self.0.as_ref().map(|kept| kept.1.as_fd())
+        }
     }
 }
 
@@ -738,13 +748,14 @@ mod imp {
 mod imp {
     use super::PortFd;
 
-    pub(super) type Kept = std::convert::Infallible;
+    #[derive(Debug, Default)]
+    pub(super) struct Kept;
 
-    pub(super) fn keep(_port: Option<PortFd<'_>>) -> Option<Kept> {
-        None
-    }
+    impl Kept {
+        pub(super) fn keep(&mut self, _port: Option<PortFd<'_>>) {}
 
-    pub(super) fn lend(kept: &Kept) -> PortFd<'_> {
-        kept
+        pub(super) fn lend(&self) -> Option<PortFd<'_>> {
+            None
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! What a NIC tells of its port.
 
 use std::io;
+use std::net::IpAddr;
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -58,6 +59,14 @@ impl Port for Idle {
         &[]
     }
 
+    fn join(&mut self, _group: IpAddr) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _group: IpAddr) -> io::Result<()> {
+        Ok(())
+    }
+
     fn health(&self) -> Health {
         self.0.lock().health
     }
@@ -72,7 +81,7 @@ fn nic() -> (Arc<Nic>, Arc<Mutex<Fortune>>, [Arc<EventQueue>; 2]) {
     let fortune = Fortune { health: Health::GOOD, mtu: 1500, fails: false };
     let fortune = Arc::new(Mutex::new(fortune));
     let port = Box::new(Idle(Arc::clone(&fortune)));
-    let nic = Nic::real(port, ProgressConfig::new(Mode::Manual), |_| ()).unwrap();
+    let nic = Nic::real(port, ProgressConfig::new(Mode::Manual), |_| ()).expect("entropy");
     let openers = [(); 2].map(|()| {
         let events = Arc::default();
         nic.add_opener(&events);

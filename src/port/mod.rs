@@ -79,6 +79,21 @@ pub trait Port: Send + Debug {
         None
     }
 
+    /// Receives what is sent to a multicast group from now on, at all interfaces of ours of its family. What we
+    /// send there ourselves comes back, too. Joining twice is joining once.
+    ///
+    /// [`Port::readiness`] may be another descriptor afterwards.
+    ///
+    /// # Errors
+    /// The network does not let us, or there is no address of this family.
+    fn join(&mut self, group: IpAddr) -> io::Result<()>;
+
+    /// Ends what [`Port::join`] began.
+    ///
+    /// # Errors
+    /// The network does not let us. Nothing of the group is received any more in any case.
+    fn leave(&mut self, group: IpAddr) -> io::Result<()>;
+
     /// Our addresses, in the order of the device's GID table.
     fn addresses(&self) -> &[PortAddress];
 

@@ -8,7 +8,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::fd::AsFd;
 
 use nix::sys::socket::{setsockopt, sockopt};
-use socket2::{Domain, Protocol, SockAddr, Socket, Type};
+use socket2::{Domain, InterfaceIndexOrAddress, Protocol, SockAddr, Socket, Type};
 
 use super::control::Name;
 use super::owner::{self, Owner};
@@ -201,6 +201,31 @@ fn set_options(socket: &Socket, v4: bool, config: &UdpConfig) -> io::Result<()> 
         missing_is_fine(setsockopt(&fd, sockopt::UdpGroSegment, &true).map_err(io::Error::from))?;
     }
     Ok(())
+}
+
+/// Lets a socket that is not yet bound share its address, which is a group's: every program of the host that is
+/// in the group has one of its own, and gets a copy of all that comes.
+pub(super) fn share_address(socket: &UdpSocket) -> io::Result<()> {
+    socket2::SockRef::from(socket).set_reuse_address(true)
+}
+
+/// Joins the group of `address` at its interface. The socket then receives what comes for this group in by this
+/// interface, and nothing of the groups that others have joined.
+pub(super) fn join(socket: &UdpSocket, address: &PortAddress) -> io::Result<()> {
+    let socket = socket2::SockRef::from(socket);
+    match address.ip {
+        IpAddr::V4(group) => {
+            let (level, option) = (libc::IPPROTO_IP, libc::IP_MULTICAST_ALL);
+            sys::set_option(socket.as_fd(), level, option, 0)?;
+            let interface = InterfaceIndexOrAddress::Index(address.if_index);
+            socket.join_multicast_v4_n(&group, &interface)
+        }
+        IpAddr::V6(group) => {
+            let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_ALL);
+            missing_is_fine(sys::set_option(socket.as_fd(), level, option, 0))?;
+            socket.join_multicast_v6(&group, address.if_index)
+        }
+    }
 }
 
 /// Older kernels do not know the option, and then the port works without.

@@ -10,6 +10,10 @@
 //! travel as control data of each send, so one socket serves all destinations. See `udp(7)`, `ip(7)`,
 //! `ipv6(7)`.
 //!
+//! A multicast group is received through a socket of its own, bound to the group's address and shared with
+//! whoever else is in it on this host; what is sent there leaves through the ordinary sockets, and the
+//! kernel hands members on this host a copy.
+//!
 //! *Owns.* The sockets, their options and counters.
 //!
 //! *Rules.* Segmented sends over IPv4 are offered only where the kernel's own code makes the segments
@@ -28,7 +32,7 @@ use super::arrival::{Dropped, describe};
 use super::control::{Control, Name};
 use super::monitor::Monitor;
 use super::netdev::{self, NetDev};
-use super::open::{bind, new_socket};
+use super::open::{bind, join, new_socket, share_address};
 use super::sys::{self, Outgoing, ReceiveArena, SendArena};
 use super::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, selftest};
 use crate::net::{Ident, Path, PortCaps, SrcPort, Transmit};
@@ -112,9 +116,10 @@ impl Habit {
 /// ```
 #[derive(Debug)]
 pub struct UdpPort {
+    /// One for each address, in their order; behind them those of groups, whose address is the group.
     endpoints: Vec<Endpoint>,
     addresses: Vec<PortAddress>,
-    /// Watches the sockets where there are several, and the monitor.
+    /// Watches the sockets where there are several, or have been, and the monitor.
     epoll: Option<Epoll>,
     /// Where an interface is not the loopback, which never changes.
     monitor: Option<Monitor>,
@@ -122,6 +127,8 @@ pub struct UdpPort {
     empty: u8,
     health: Health,
     port: u16,
+    /// What sockets of groups are made like.
+    config: UdpConfig,
     caps: PortCaps,
     numbering: Numbering,
     send: SendArena,
@@ -220,6 +227,12 @@ impl UdpPort {
                     segments_v4 = Some(1);
                 }
             }
+            if !v4 {
+                let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_MULTICAST_IF);
+                let index = address.if_index.cast_signed();
+                sys::set_option(socket.as_fd(), level, option, index)
+                    .map_err(OpenError::io("choosing the interface of multicast"))?;
+            }
             let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
             endpoints.push(Endpoint { socket, address, class, hops, wanted: 1 });
         }
@@ -256,6 +269,7 @@ impl UdpPort {
             empty: 0,
             health,
             port: config.port,
+            config: config.clone(),
             caps,
             numbering,
             send,
@@ -271,9 +285,46 @@ impl UdpPort {
         if self.monitor.as_ref().is_some_and(Monitor::has_changed)
             && let Ok(devices) = netdev::interfaces()
         {
-            self.health = health(&devices, &self.endpoints);
+            // Sockets of groups stand behind those of addresses.
+            self.health = health(&devices, &self.endpoints[..self.addresses.len()]);
             self.refresh();
         }
+    }
+
+    /// A socket for what comes for a group in by one interface.
+    fn group_endpoint(&self, group: PortAddress) -> Result<Endpoint, OpenError> {
+        let v4 = group.ip.is_ipv4();
+        let socket = new_socket(v4, &self.config)?;
+        share_address(&socket).map_err(OpenError::io("sharing the address of a group"))?;
+        bind(&socket, &group, self.config.port)?;
+        join(&socket, &group).map_err(OpenError::io("joining a multicast group"))?;
+        let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
+        Ok(Endpoint { socket, address: group, class, hops, wanted: 1 })
+    }
+
+    /// Takes an endpoint up, and watches it with all others.
+    fn add_endpoint(&mut self, endpoint: Endpoint) -> io::Result<()> {
+        if self.epoll.is_none() {
+            self.epoll = Some(watch(&self.endpoints, self.monitor.as_ref())?);
+        }
+        if let Some(epoll) = &self.epoll {
+            let data = self.endpoints.len() as u64;
+            epoll.add(&endpoint.socket, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+        }
+        self.endpoints.push(endpoint);
+        Ok(())
+    }
+
+    /// Drops the endpoint at `at`, which is a group's; the last one takes its place.
+    fn drop_endpoint(&mut self, at: usize) -> io::Result<()> {
+        let gone = self.endpoints.swap_remove(at);
+        let Some(epoll) = &self.epoll else { return Ok(()) };
+        epoll.delete(&gone.socket)?;
+        if let Some(moved) = self.endpoints.get(at) {
+            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, at as u64);
+            epoll.modify(&moved.socket, &mut event)?;
+        }
+        Ok(())
     }
 
     /// One receive call at endpoint `at`.
@@ -525,6 +576,44 @@ impl Port for UdpPort {
         self.blocked.map(|at| self.endpoints[at].socket.as_fd())
     }
 
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        if self.endpoints.iter().any(|e| e.address.ip == group) {
+            return Ok(());
+        }
+        let mut interfaces: Vec<PortAddress> = Vec::new();
+        for address in self.addresses.iter().filter(|a| a.ip.is_ipv4() == group.is_ipv4()) {
+            if !interfaces.iter().any(|known| known.if_index == address.if_index) {
+                interfaces.push(address.clone());
+            }
+        }
+        if interfaces.is_empty() {
+            return Err(io::Error::from_raw_os_error(libc::EADDRNOTAVAIL));
+        }
+        // The kernel wants to know the interface of what is valid on one link only.
+        let local = matches!(group, IpAddr::V6(v6) if v6.octets()[1] & 0xf <= 2);
+        for address in interfaces {
+            let scope_id = if local { address.if_index } else { 0 };
+            let joined = self
+                .group_endpoint(PortAddress { ip: group, scope_id, ..address })
+                .map_err(io::Error::from)
+                .and_then(|endpoint| self.add_endpoint(endpoint));
+            if let Err(e) = joined {
+                // All or none.
+                let _ = self.leave(group);
+                return Err(e);
+            }
+        }
+        Ok(())
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        let mut result = Ok(());
+        while let Some(at) = self.endpoints.iter().position(|e| e.address.ip == group) {
+            result = result.and(self.drop_endpoint(at));
+        }
+        result
+    }
+
     fn addresses(&self) -> &[PortAddress] {
         &self.addresses
     }
@@ -576,7 +665,8 @@ impl Endpoint {
             control.push(level, class, &i32::from(path.traffic_class).to_ne_bytes());
         }
         let hop_limit = self.hop_limit(path);
-        if hop_limit != self.hops.value {
+        // Sockets fill in another value for multicast.
+        if hop_limit != self.hops.value || path.dst.is_multicast() {
             control.push(level, hops, &i32::from(hop_limit).to_ne_bytes());
         }
         Outgoing { to: Name::new(path.dst, port, path.scope_id), control, payload }

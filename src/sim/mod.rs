@@ -43,7 +43,9 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-pub use crate::fabric::{Action, Class, HostCounters, Link, Packet, Rule, RuleHits, Verdict};
+pub use crate::fabric::{
+    Action, Class, HostCounters, Link, Packet, Rule, RuleGuard, RuleHits, Verdict,
+};
 
 use crate::capture::Writer;
 use crate::engine::EngineConfig;
@@ -80,9 +82,14 @@ impl Sim {
     /// An empty network.
     ///
     /// If a test panics, the seed is printed with the panic.
+    ///
+    /// # Panics
+    /// If [`SEED_VARIABLE`] is set to something that is not a number: a failure would not be repeated.
     pub fn new(seed: u64) -> Self {
         let seed = match std::env::var(SEED_VARIABLE) {
-            Ok(text) => text.trim().parse().unwrap_or(seed),
+            Ok(text) => text.trim().parse().unwrap_or_else(|_| {
+                panic!("{SEED_VARIABLE} is {text:?}: it must be a number, or not be set")
+            }),
             Err(_) => seed,
         };
         let seeds = Seeds::new(seed);
@@ -250,6 +257,20 @@ impl Sim {
         added
             .map(drop)
             .map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
+    }
+
+    /// Adds a rule for as long as the guard lives, which also tells how often it applied.
+    ///
+    /// # Errors
+    /// `EINVAL`: the rule makes no sense.
+    pub fn rule_while(&self, rule: Rule) -> Result<RuleGuard> {
+        let added = RuleGuard::new(&self.0.fabric, rule);
+        added.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
+    }
+
+    /// What the network counted of all hosts together, also of those that are gone.
+    pub fn total_counters(&self) -> HostCounters {
+        self.0.fabric.lock().totals()
     }
 
     /// Runs a task on the simulation's own executor. [`CompletionQueue::next`](crate::verbs::CompletionQueue::next)

@@ -44,6 +44,10 @@ pub struct DeviceAttr {
     pub max_mw: u32,
     /// Protection domains.
     pub max_pd: u32,
+    /// Address handles.
+    pub max_ah: u32,
+    /// Multicast groups.
+    pub max_mcast_grp: u32,
     /// READs and atomics of peers in flight to a queue pair.
     pub max_qp_rd_atom: u32,
     /// READs and atomics of a queue pair in flight.

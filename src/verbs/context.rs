@@ -119,6 +119,8 @@ impl Context {
             max_mr: l.max_mr,
             max_mw: l.max_mr,
             max_pd: l.max_pd,
+            max_ah: l.max_ah,
+            max_mcast_grp: l.max_mcast_grp,
             max_qp_rd_atom: u32::from(l.max_rd_atomic),
             max_qp_init_rd_atom: u32::from(l.max_rd_atomic),
             max_srq: l.max_srq,

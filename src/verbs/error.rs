@@ -28,8 +28,10 @@ pub enum Error {
     Completion(WorkCompletion),
     /// Part of a batch was posted: the first `posted` requests are in the queue, the next one is not, and
     /// the rest was not looked at.
-    #[error("ibv_post: after {posted} requests: {cause} (errno {errno})")]
+    #[error("{verb}: after {posted} requests: {cause} (errno {errno})")]
     Post {
+        /// Its name in C.
+        verb: &'static str,
         /// Requests that are in the queue.
         posted: usize,
         /// What C verbs would return.
@@ -96,8 +98,8 @@ impl Error {
     }
 
     /// A batch was cut short.
-    pub(crate) fn post(posted: usize, cause: Cause) -> Self {
-        Self::Post { posted, errno: cause.errno(), cause }
+    pub(crate) fn post(verb: &'static str, posted: usize, cause: Cause) -> Self {
+        Self::Post { verb, posted, errno: cause.errno(), cause }
     }
 }
 
@@ -144,8 +146,10 @@ mod tests {
             e.to_string(),
             "ibv_modify_qp: Init to Rtr needs dest_qpn: set it in the QpAttr (errno 22)"
         );
-        let e = Error::post(3, Cause::QueueFull { depth: 16 });
+        let e = Error::post("ibv_post_send", 3, Cause::QueueFull { depth: 16 });
         assert_eq!(e.errno(), Some(12));
-        assert!(e.to_string().starts_with("ibv_post: after 3 requests: all 16 slots are taken"));
+        assert!(
+            e.to_string().starts_with("ibv_post_send: after 3 requests: all 16 slots are taken")
+        );
     }
 }

@@ -11,8 +11,9 @@
 //! | [`MemoryRegion`] | `ProtectionDomain` | deregisters, then frees the memory if it is ours |
 //! | [`CompletionQueue`] | `Context`, its channel | frees it |
 //! | [`SharedReceiveQueue`] | `ProtectionDomain` | frees it, and forgets the receives in it |
-//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s, its `SharedReceiveQueue` | answers what it owes, then is gone; completions not polled vanish |
+//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s, its `SharedReceiveQueue` | answers what it owes, leaves its multicast groups, then is gone; completions not polled vanish |
 //! | [`MemoryWindow`] | `ProtectionDomain` | unbinds and frees it |
+//! | [`AddressHandle`] | `ProtectionDomain` | is gone; requests that name it and were not sent fail |
 //! | [`PoolBuf`] | its [`Pool`] | goes back to the pool |
 
 mod ah;
@@ -73,6 +74,7 @@ mod tests {
         shared::<QueuePair>();
         shared::<SharedReceiveQueue>();
         shared::<MemoryWindow>();
+        shared::<AddressHandle>();
         shared::<Pool>();
         shared::<PoolBuf>();
         shared::<Error>();

@@ -40,7 +40,8 @@ impl MemoryWindow {
         Self { pd, rkey: AtomicU32::new(rkey.0), kind }
     }
 
-    /// The key by which peers reach it, once it is bound.
+    /// The key of the bind that was posted last: peers reach the window by it once that has been carried out. A
+    /// bind that fails or is flushed leaves a key that is not valid; the next bind makes another one.
     pub fn rkey(&self) -> u32 {
         self.rkey.load(Ordering::Relaxed)
     }

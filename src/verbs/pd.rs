@@ -10,7 +10,7 @@ use crate::engine::cause::Cause;
 use crate::mem::{Access, IovaChoice, PdId, Region};
 use crate::nic::Nic;
 
-use super::ah::AddressHandle;
+use super::ah::{AddressHandle, answer_to};
 use super::attr::AhAttr;
 use super::context::Context;
 use super::cq::CompletionQueue;
@@ -55,6 +55,11 @@ impl ProtectionDomain {
 
     pub(crate) fn nic(&self) -> &Arc<Nic> {
         self.0.ctx.nic()
+    }
+
+    /// Whether it is the same domain.
+    pub(crate) fn is(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.0, &other.0)
     }
 
     pub(crate) fn id(&self) -> PdId {
@@ -158,24 +163,25 @@ impl ProtectionDomain {
         SharedReceiveQueue::new(self, max_wr, max_sge)
     }
 
-    /// An address handle for datagrams.
+    /// An address handle for datagrams, to one host or to a multicast group.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`, for now.
+    /// `EINVAL` with the attribute at fault, for example an address of another family than the GID of ours that
+    /// it names.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, attr: &AhAttr) -> Result<AddressHandle> {
-        let _ = attr;
-        Err(Error::verb("ibv_create_ah", NO_UD))
+        AddressHandle::new(self, attr)
     }
 
-    /// An address handle for answering the sender of a datagram.
+    /// An address handle for answering the sender of a datagram: `grh` are the first 40 bytes of its receive
+    /// buffer. The answer leaves from the address that the datagram was sent to, or if that was a multicast
+    /// group, from the first of ours of its family, with the same DSCP.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`, for now.
-    #[doc(alias = "ibv_create_ah_from_wc")]
+    /// `EINVAL`: the completion is not that of a datagram, or the bytes are no header.
+    #[doc(alias("ibv_create_ah_from_wc", "ibv_init_ah_from_wc"))]
     pub fn create_ah_from_wc(&self, wc: &WorkCompletion, grh: &[u8; 40]) -> Result<AddressHandle> {
-        let _ = (wc, grh);
-        Err(Error::verb("ibv_create_ah", NO_UD))
+        AddressHandle::new(self, &answer_to(self, wc, grh)?)
     }
 
     /// A memory window, not bound yet.
@@ -192,10 +198,6 @@ impl ProtectionDomain {
         Ok(MemoryWindow::new(self.clone(), rkey, kind))
     }
 }
-
-const NO_UD: Cause = Cause::Unsupported {
-    what: "queue pairs of type UD are not offered yet: use RC, which needs no handle",
-};
 
 /// # Safety
 /// As [`ProtectionDomain::reg_mr`].

@@ -17,11 +17,14 @@ use super::attr::AhAttr;
 use super::cq::CompletionQueue;
 use super::endpoint::QpEndpoint;
 use super::error::{Error, Named, Result};
+use super::mr::Sge;
 use super::mw::MwType;
 use super::pd::ProtectionDomain;
 use super::srq::SharedReceiveQueue;
 use super::wr::{Local, RecvWr, SendWr, Source};
 
+/// The largest number of a queue pair.
+const MAX_QPN: u32 = 0xff_ffff;
 /// Longest message.
 const MAX_MSG: u64 = 1 << 31;
 
@@ -104,7 +107,8 @@ impl QpBuilder {
         self
     }
 
-    /// What peers may do through this queue pair. Default: everything that their keys allow.
+    /// What peers may do through this queue pair. Default: everything that their keys allow. Nothing of that
+    /// kind with datagrams.
     pub fn access(mut self, a: Access) -> Self {
         self.access = a;
         self
@@ -191,6 +195,7 @@ impl QpBuilder {
             gid_index,
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
             psn: AtomicU32::new(psn.raw()),
+            qkey: AtomicU32::new(0),
             alive: true,
         })
     }
@@ -238,6 +243,8 @@ pub struct QueuePair {
     gid: Gid,
     /// First PSN of this life.
     psn: AtomicU32,
+    /// Its Q_Key (datagrams).
+    qkey: AtomicU32,
     alive: bool,
 }
 
@@ -265,7 +272,7 @@ impl QueuePair {
             gid: self.gid,
             qpn: self.number(),
             psn: self.psn.load(Ordering::Relaxed),
-            qkey: 0,
+            qkey: self.qkey.load(Ordering::Relaxed),
             lid: 0,
             mtu: ctx.active_mtu(),
             rd_atomic: crate::nic::device::Limits::ALL.max_rd_atomic.min(16),
@@ -275,15 +282,20 @@ impl QueuePair {
     }
 
     fn init_attr(&self) -> QpAttr {
-        QpAttr::to(QpState::Init).port(self.port).pkey_index(self.pkey_index).access(self.access)
+        let attr = QpAttr::to(QpState::Init).port(self.port).pkey_index(self.pkey_index);
+        match self.face.kind() {
+            QpType::Ud => attr.qkey(0),
+            _ => attr.access(self.access),
+        }
     }
 
     /// INIT to RTS against a peer, with ordinary timers: the smaller path MTU and READ depth of both
     /// sides, timeout 17 (0.54 s: a NIC in user space stops with its process), retry_cnt 7, rnr_retry 7,
-    /// min_rnr_timer 12 (0.64 ms).
+    /// min_rnr_timer 12 (0.64 ms). An unreliable connection has no timers and no READs.
     ///
     /// # Errors
-    /// `EINVAL` with the attribute at fault, for example an address of another family.
+    /// `EINVAL` with the attribute at fault, for example an address of another family; or the queue pair is one
+    /// for datagrams.
     pub fn connect(&self, peer: &QpEndpoint) -> Result<()> {
         self.connect_with(peer, QpAttr::default())
     }
@@ -293,6 +305,11 @@ impl QueuePair {
     /// # Errors
     /// As [`connect`](Self::connect).
     pub fn connect_with(&self, peer: &QpEndpoint, over: QpAttr) -> Result<()> {
+        if self.face.kind() == QpType::Ud {
+            let what = "a datagram queue pair has no peer of its own: activate it, and say .to() in each request";
+            return Err(Error::verb("ibv_modify_qp", Cause::Invalid { what: what.into() }));
+        }
+        let reliable = self.face.kind().is_reliable();
         let mine = self.endpoint();
         if self.state()? == QpState::Reset {
             self.modify(
@@ -304,13 +321,16 @@ impl QueuePair {
             .of("ibv_modify_qp")?;
         let ah = AhAttr { sgid_index: self.gid_index, port: self.port, ..peer.ah() };
         let depth = mine.rd_atomic.min(peer.rd_atomic);
-        let rtr = QpAttr::to(QpState::Rtr)
+        let mut rtr = QpAttr::to(QpState::Rtr)
             .ah(ah)
             .path_mtu(mine.mtu.min(peer.mtu))
             .dest_qpn(peer.qpn)
-            .rq_psn(peer.psn)
-            .max_dest_rd_atomic(depth)
-            .min_rnr_timer(12);
+            .rq_psn(peer.psn);
+        let mut rts = QpAttr::to(QpState::Rts).sq_psn(mine.psn);
+        if reliable {
+            rtr = rtr.max_dest_rd_atomic(depth).min_rnr_timer(12);
+            rts = rts.timeout(17).retry_cnt(7).rnr_retry(7).max_rd_atomic(depth);
+        }
         let takes = Mask::AV
             | Mask::PATH_MTU
             | Mask::DEST_QPN
@@ -321,12 +341,6 @@ impl QueuePair {
             | Mask::ALT_PATH
             | Mask::RATE_LIMIT;
         self.modify(&rtr.overridden(&over, takes))?;
-        let rts = QpAttr::to(QpState::Rts)
-            .sq_psn(mine.psn)
-            .timeout(17)
-            .retry_cnt(7)
-            .rnr_retry(7)
-            .max_rd_atomic(depth);
         let takes = Mask::SQ_PSN
             | Mask::TIMEOUT
             | Mask::RETRY_CNT
@@ -336,18 +350,44 @@ impl QueuePair {
         self.modify(&rts.overridden(&over, takes))
     }
 
-    /// INIT to RTS for a datagram queue pair.
+    /// INIT to RTS for a datagram queue pair, which takes datagrams with this Q_Key from then on.
     ///
     /// # Errors
     /// `EINVAL`: it is of another type.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// let sim = softroce::sim::Sim::new(1);
+    /// let [a, b] = sim.hosts(Default::default());
+    /// let side = |ctx: &Context| -> Result<_> {
+    ///     let (pd, cq) = (ctx.alloc_pd()?, ctx.create_cq(16)?);
+    ///     let qp = pd.create_qp(QpType::Ud, &cq).build()?;
+    ///     qp.activate(0x1ee7)?;
+    ///     Ok((pd.alloc_mr(104, Access::LOCAL)?, pd, cq, qp))
+    /// };
+    /// let ((_, pd, _, x), (mr, _, theirs, y)) = (side(&a)?, side(&b)?);
+    ///
+    /// y.post_recv(RecvWr::new(7, mr.sge(..)))?;
+    /// let peer = y.endpoint();
+    /// let ah = pd.create_ah(&peer.ah())?;
+    /// x.post_send(SendWr::send(1, inline(b"hello")).to(&ah, peer.qpn, peer.qkey))?;
+    /// let wc = theirs.wait(Duration::from_secs(1))?.ok()?;
+    /// assert_eq!((wc.byte_len, wc.src_qpn, wc.has_grh), (45, x.number(), true));
+    /// assert_eq!(mr.to_vec(40..45), b"hello");
+    /// # Ok(())
+    /// # }
+    /// ```
     pub fn activate(&self, qkey: u32) -> Result<()> {
-        let _ = qkey;
-        Err(Error::verb(
-            "ibv_modify_qp",
-            Cause::Invalid {
-                what: "only a datagram queue pair is activated: connect this one".into(),
-            },
-        ))
+        if self.face.kind() != QpType::Ud {
+            let what = "only a datagram queue pair is activated: connect this one";
+            return Err(Error::verb("ibv_modify_qp", Cause::Invalid { what: what.into() }));
+        }
+        if self.state()? == QpState::Reset {
+            self.modify(&self.init_attr())?;
+        }
+        self.modify(&QpAttr::to(QpState::Rtr).qkey(qkey))?;
+        self.modify(&QpAttr::to(QpState::Rts).sq_psn(self.psn.load(Ordering::Relaxed)))
     }
 
     /// Changes attributes, and with them the state. What is `None` is left alone. On an error nothing has
@@ -362,7 +402,11 @@ impl QueuePair {
         nic.enter().of("ibv_modify_qp")?;
         nic.control(|engine, now| {
             engine.modify_qp(now, self.handle, attr)?;
+            if let Some(qkey) = attr.qkey {
+                self.qkey.store(qkey, Ordering::Relaxed);
+            }
             if attr.state == Some(QpState::Reset) {
+                self.qkey.store(0, Ordering::Relaxed);
                 self.psn.store(engine.random_psn().raw(), Ordering::Relaxed);
             }
             Ok::<_, Cause>(())
@@ -408,7 +452,7 @@ impl QueuePair {
     /// full), `EOPNOTSUPP`.
     #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete"))]
     pub fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> Result<()> {
-        self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_send", 0, cause))?;
         let mut batch = Batch { qp: self, posted: 0, published: 0 };
         let mut wrs = wrs.into_iter();
         // The caller's code runs without any lock of ours: it may post here itself.
@@ -416,7 +460,7 @@ impl QueuePair {
             let last = wrs.size_hint().1 == Some(0);
             let mut sq = self.face.sq.lock();
             self.stage(&mut sq, &wr, MwType::Type2)
-                .map_err(|cause| Error::post(batch.posted, cause))?;
+                .map_err(|cause| Error::post("ibv_post_send", batch.posted, cause))?;
             batch.posted += 1;
             if last {
                 sq.publish();
@@ -457,14 +501,15 @@ impl QueuePair {
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind_mw(&self, wr: SendWr<'_>) -> Result<u32> {
         let nic = self.pd.nic();
-        nic.enter().map_err(|cause| Error::post(0, cause))?;
+        let refused = |cause| Error::post("ibv_bind_mw", 0, cause);
+        nic.enter().map_err(refused)?;
         let Some((_, bind)) = &wr.bind else {
             let what = "bind_mw takes requests made by SendWr::bind_mw".into();
-            return Err(Error::post(0, Cause::Invalid { what }));
+            return Err(refused(Cause::Invalid { what }));
         };
         let mut batch = Batch { qp: self, posted: 0, published: 0 };
         let mut sq = self.face.sq.lock();
-        self.stage(&mut sq, &wr, MwType::Type1).map_err(|cause| Error::post(0, cause))?;
+        self.stage(&mut sq, &wr, MwType::Type1).map_err(refused)?;
         sq.publish();
         drop(sq);
         (batch.posted, batch.published) = (1, 1);
@@ -506,14 +551,19 @@ impl QueuePair {
                     what: "only the low 8 bits of a window's key may be chosen".into(),
                 });
             }
-            sq.stage_bind(wr.id, flags, bind).map_err(|e| self.refused(e, 0))?;
+            sq.stage_bind(wr.id, flags, bind).map_err(|e| self.refused(e, 0, 0))?;
             mw.set_rkey(bind.new_rkey.0);
             return Ok(());
         }
+        let (dest, dest_qpn, dest_qkey) =
+            wr.datagram.map_or((0, 0, 0), |(ah, qpn, qkey)| (ah.number(), qpn, qkey));
         let wqe = SendWqe {
             wr_id: wr.id,
             op: wr.op,
             flags,
+            dest,
+            dest_qpn,
+            dest_qkey,
             remote_addr: wr.remote.addr,
             rkey: Rkey(wr.remote.rkey),
             imm_or_inv: wr.imm_or_inv,
@@ -524,13 +574,14 @@ impl QueuePair {
         match &wr.source {
             Source::Inline(bytes) => {
                 check_word(wr.op, bytes.len() as u64)?;
-                sq.stage_inline(wqe, [*bytes]).map_err(|e| self.refused(e, bytes.len()))?;
+                sq.stage_inline(wqe, [*bytes])
+                    .map_err(|e| self.refused(e, bytes.len(), bytes.len() as u64))?;
             }
             Source::Local(local) => {
                 let list = local.as_slice();
                 check_length(wr.op, local)?;
                 sq.stage(wqe, list.iter().map(|s| s.to_mem()))
-                    .map_err(|e| self.refused(e, list.len()))?;
+                    .map_err(|e| self.refused(e, list.len(), total(list)))?;
             }
         }
         Ok(())
@@ -538,10 +589,39 @@ impl QueuePair {
 
     /// What this type of queue pair does not do.
     fn check_kind(&self, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
-        if wr.datagram {
-            return Err(Cause::Invalid {
-                what: "a connected queue pair takes no .to(): it has one peer".into(),
-            });
+        let kind = self.face.kind();
+        match &wr.datagram {
+            None if kind == QpType::Ud => {
+                let what = "a datagram goes somewhere: say .to(&address_handle, qpn, qkey)";
+                return Err(Cause::Invalid { what: what.into() });
+            }
+            Some(_) if kind != QpType::Ud => {
+                return Err(Cause::Invalid {
+                    what: "a connected queue pair takes no .to(): it has one peer".into(),
+                });
+            }
+            Some((ah, ..)) if !ah.pd().is(&self.pd) => {
+                let what =
+                    "the address handle belongs to another protection domain than the queue pair";
+                return Err(Cause::Mismatch { what });
+            }
+            &Some((_, qpn, _)) if qpn > MAX_QPN => {
+                let (got, max) = (u64::from(qpn), u64::from(MAX_QPN));
+                return Err(Cause::AttrRange { attr: "remote_qpn", got, max });
+            }
+            _ => {}
+        }
+        if !kind.has(wr.op) {
+            let what = match kind {
+                QpType::Ud => {
+                    "a datagram queue pair does SEND, with or without immediate data, and nothing else"
+                }
+                _ => {
+                    "an unreliable connection does SEND and WRITE, with or without immediate data, and binds \
+                     and invalidates windows of its own: anything else needs RC"
+                }
+            };
+            return Err(Cause::Invalid { what: what.into() });
         }
         if wr.xrc {
             return Err(Cause::Unsupported { what: "XRC is not offered yet" });
@@ -552,14 +632,13 @@ impl QueuePair {
         Ok(())
     }
 
-    fn refused(&self, e: PostError, got: usize) -> Cause {
+    /// Why a request with `got` pieces, or inline bytes, and `total` bytes does not fit.
+    fn refused(&self, e: PostError, got: usize, total: u64) -> Cause {
         match e {
             PostError::QueueFull { depth } => Cause::QueueFull { depth },
             PostError::TooManySge { max } => Cause::TooManySge { got, max },
             PostError::InlineTooLong { max } => Cause::InlineTooLong { got, max },
-            PostError::TooLong => {
-                Cause::MessageTooLong { got: u64::from(u32::MAX) + 1, max: MAX_MSG }
-            }
+            PostError::TooLong => Cause::MessageTooLong { got: total, max: u32::MAX.into() },
         }
     }
 
@@ -569,7 +648,7 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send). `EINVAL` too if it takes its receives from a shared queue.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
-        self.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_recv", 0, cause))?;
         let mut batch = Receives { qp: self, posted: 0 };
         for wr in wrs {
             let list = wr.into.as_slice();
@@ -586,33 +665,41 @@ impl QueuePair {
                 Err(Cause::QueueFull { depth: 0 })
             } else {
                 rq.stage(wr.id, list.iter().map(|s| s.to_mem()))
-                    .map_err(|e| self.refused(e, list.len()))
+                    .map_err(|e| self.refused(e, list.len(), total(list)))
             };
-            staged.map_err(|cause| Error::post(batch.posted, cause))?;
+            staged.map_err(|cause| Error::post("ibv_post_recv", batch.posted, cause))?;
             rq.publish();
             batch.posted += 1;
         }
         Ok(())
     }
 
-    /// Joins a multicast group. For datagram queue pairs, which are not offered yet.
+    /// Joins a multicast group: this queue pair gets a copy of each datagram that is sent to it, but for its own.
+    /// The group is an IPv6 multicast address, or an IPv4 one mapped to IPv6
+    /// (`Gid::from(IpAddr::from([239, 1, 2, 3]))`). Joining twice is joining once. The queue pair leaves
+    /// its groups when it is dropped.
+    ///
+    /// Nobody needs to be in a group to send to it: see [`SendWr::to`].
     ///
     /// # Errors
-    /// `EINVAL`: not a datagram queue pair.
+    /// `EINVAL`: not a datagram queue pair, or not a multicast address. `EADDRNOTAVAIL`: the device has no address
+    /// of the group's family. `EADDRINUSE`: another program has the group's UDP port and does not share it.
     #[doc(alias = "ibv_attach_mcast")]
     pub fn attach_mcast(&self, gid: Gid) -> Result<()> {
-        let _ = gid;
-        Err(no_multicast("ibv_attach_mcast"))
+        let (verb, nic) = ("ibv_attach_mcast", self.pd.nic());
+        nic.enter().of(verb)?;
+        nic.attach_mcast(self.handle, gid).of(verb)
     }
 
-    /// Leaves a multicast group. For datagram queue pairs, which are not offered yet.
+    /// Leaves a multicast group.
     ///
     /// # Errors
-    /// `EINVAL`: not a datagram queue pair.
+    /// `EINVAL`: it is not in it.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach_mcast(&self, gid: Gid) -> Result<()> {
-        let _ = gid;
-        Err(no_multicast("ibv_detach_mcast"))
+        let (verb, nic) = ("ibv_detach_mcast", self.pd.nic());
+        nic.enter().of(verb)?;
+        nic.detach_mcast(self.handle, gid).of(verb)
     }
 
     /// Destroys it and says whether that went well; dropping does the same and keeps quiet.
@@ -664,9 +751,9 @@ impl Drop for Receives<'_> {
     }
 }
 
-fn no_multicast(verb: &'static str) -> Error {
-    let what = "multicast is for datagram queue pairs, which are not offered yet".into();
-    Error::verb(verb, Cause::Invalid { what })
+/// Bytes of all pieces.
+fn total(list: &[Sge]) -> u64 {
+    list.iter().map(|s| u64::from(s.len())).sum()
 }
 
 /// Some operations move one word.
@@ -677,7 +764,7 @@ fn check_word(op: SendOp, got: u64) -> std::result::Result<(), Cause> {
 
 /// Lengths that the operation prescribes.
 fn check_length(op: SendOp, local: &Local<'_>) -> std::result::Result<(), Cause> {
-    let total: u64 = local.as_slice().iter().map(|s| u64::from(s.len())).sum();
+    let total = total(local.as_slice());
     check_word(op, total)?;
     if total > MAX_MSG {
         return Err(Cause::MessageTooLong { got: total, max: MAX_MSG });

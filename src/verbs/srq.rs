@@ -7,6 +7,7 @@ use crate::engine::cause::Cause;
 use crate::queue::{PostError, RecvQueue};
 
 use super::error::{Error, Named, Result};
+use super::mr::Sge;
 use super::pd::ProtectionDomain;
 use super::wr::RecvWr;
 
@@ -88,26 +89,27 @@ impl SharedReceiveQueue {
     /// `EINVAL` (too many pieces of memory, or too many bytes).
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
-        self.0.pd.nic().enter().map_err(|cause| Error::post(0, cause))?;
+        let verb = "ibv_post_srq_recv";
+        self.0.pd.nic().enter().map_err(|cause| Error::post(verb, 0, cause))?;
         for (posted, wr) in wrs.into_iter().enumerate() {
             let list = wr.into.as_slice();
             let mut queue = self.0.queue.lock();
             let staged = queue.stage(wr.id, list.iter().map(|s| s.to_mem()));
-            staged.map_err(|e| Error::post(posted, self.refused(e, list.len())))?;
+            staged.map_err(|e| Error::post(verb, posted, self.refused(e, list)))?;
             queue.publish();
         }
         Ok(())
     }
 
-    fn refused(&self, e: PostError, got: usize) -> Cause {
+    fn refused(&self, e: PostError, list: &[Sge]) -> Cause {
         match e {
             PostError::QueueFull { depth } => Cause::QueueFull { depth },
             PostError::TooLong => Cause::MessageTooLong {
-                got: u64::from(u32::MAX) + 1,
-                max: u64::from(crate::engine::config::MAX_MSG),
+                got: list.iter().map(|s| u64::from(s.len())).sum(),
+                max: u32::MAX.into(),
             },
             PostError::TooManySge { .. } | PostError::InlineTooLong { .. } => {
-                Cause::TooManySge { got, max: self.0.max_sge }
+                Cause::TooManySge { got: list.len(), max: self.0.max_sge }
             }
         }
     }

@@ -138,7 +138,8 @@ pub struct SendWr<'a> {
     pub(crate) bind: Option<(&'a MemoryWindow, BindWqe)>,
     /// What contradicts itself, found when posting.
     pub(crate) flaw: Option<&'static str>,
-    pub(crate) datagram: bool,
+    /// Where a datagram goes: the way, the queue pair, its Q_Key.
+    pub(crate) datagram: Option<(&'a AddressHandle, u32, u32)>,
     pub(crate) xrc: bool,
 }
 
@@ -155,7 +156,7 @@ impl<'a> SendWr<'a> {
             swap: 0,
             bind: None,
             flaw: None,
-            datagram: false,
+            datagram: None,
             xrc: false,
         }
     }
@@ -270,7 +271,8 @@ impl<'a> SendWr<'a> {
     }
 
     /// Lets peers reach `range` of `mr` through a window, with `access`. The window's key changes:
-    /// [`MemoryWindow::rkey`] tells the new one once the request is posted.
+    /// [`MemoryWindow::rkey`] tells the new one once the request is posted. It is chosen here, by the key of now: two
+    /// requests for one window get different keys only if the first is posted before the second is made.
     ///
     /// A window of type 2 is bound by [`post_send`](super::QueuePair::post_send), one of type 1 by
     /// [`bind_mw`](super::QueuePair::bind_mw). An empty range unbinds a window of type 1.
@@ -304,7 +306,8 @@ impl<'a> SendWr<'a> {
             wr.flaw = Some("the key of a window of type 1 is made by the device: use bind_mw");
         }
         if range.start > range.end || range.end > mr.len() {
-            wr.flaw = Some("the range of a bind lies within the region");
+            wr.flaw =
+                Some("the range of a bind must begin before it ends, and lie within the region");
         }
         let bind = BindWqe {
             mw: Rkey(mw.rkey()),
@@ -377,9 +380,14 @@ impl<'a> SendWr<'a> {
         self
     }
 
-    /// Where a datagram goes. For queue pairs of type UD, which are not offered yet.
-    pub fn to(mut self, _ah: &'a AddressHandle, _qpn: u32, _qkey: u32) -> Self {
-        self.datagram = true;
+    /// Where a datagram goes: along which way, to which queue pair, with which Q_Key. For queue pairs of type UD,
+    /// whose requests all need it. To a multicast group `qpn` means nothing: it goes to all members. A Q_Key
+    /// with the highest bit set stands for that of the sending queue pair.
+    ///
+    /// The handle must live until the request has completed; else that is with `LocQpOp`.
+    #[doc(alias("ibv_wr_set_ud_addr", "remote_qkey", "remote_qpn"))]
+    pub fn to(mut self, ah: &'a AddressHandle, qpn: u32, qkey: u32) -> Self {
+        self.datagram = Some((ah, qpn, qkey));
         self
     }
 

@@ -8,7 +8,7 @@
 //! from the frame: short Ethernet frames are padded, and some captures carry the frame check sequence.
 
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use smoltcp::wire::{
     EthernetAddress, EthernetFrame, EthernetProtocol, IpProtocol, Ipv4Packet, Ipv6Packet, UdpPacket,
@@ -19,7 +19,7 @@ use super::icrc::{DST_PORT, IpFields};
 const ETHERNET_LEN: usize = EthernetFrame::<&[u8]>::header_len();
 const IPV4_LEN: usize = smoltcp::wire::IPV4_HEADER_LEN;
 const IPV6_LEN: usize = smoltcp::wire::IPV6_HEADER_LEN;
-const UDP_LEN: usize = smoltcp::wire::UDP_HEADER_LEN;
+pub(super) const UDP_LEN: usize = smoltcp::wire::UDP_HEADER_LEN;
 
 /// The most headers that [`emit`] puts in front of a datagram: Ethernet, IPv6, UDP.
 pub const MAX_OVERHEAD: usize = ETHERNET_LEN + IPV6_LEN + UDP_LEN;
@@ -169,35 +169,13 @@ pub fn emit(
         (IpAddr::V4(src), IpAddr::V4(dst)) => {
             frame.set_ethertype(EthernetProtocol::Ipv4);
             let (header, segment) = frame.payload_mut().split_at_mut(IPV4_LEN);
-            header.fill(0);
-            let mut ip = Ipv4Packet::new_unchecked(header);
-            ip.set_version(4);
-            ip.set_header_len(20);
-            ip.set_dscp(envelope.traffic_class >> 2);
-            ip.set_ecn(envelope.traffic_class & 3);
-            ip.set_total_len(ip_len);
-            ip.set_ident(envelope.ident);
-            ip.set_dont_frag(envelope.df);
-            ip.set_hop_limit(envelope.hop_limit);
-            ip.set_next_header(IpProtocol::Udp);
-            ip.set_src_addr(src);
-            ip.set_dst_addr(dst);
-            ip.fill_checksum();
+            write_ipv4(header, envelope, src, dst, ip_len);
             (segment, ip_len - 20)
         }
         (IpAddr::V6(src), IpAddr::V6(dst)) => {
             frame.set_ethertype(EthernetProtocol::Ipv6);
             let (header, segment) = frame.payload_mut().split_at_mut(IPV6_LEN);
-            header.fill(0);
-            let mut ip = Ipv6Packet::new_unchecked(header);
-            ip.set_version(6);
-            ip.set_traffic_class(envelope.traffic_class);
-            ip.set_flow_label(envelope.flow_label);
-            ip.set_payload_len(ip_len);
-            ip.set_next_header(IpProtocol::Udp);
-            ip.set_hop_limit(envelope.hop_limit);
-            ip.set_src_addr(src);
-            ip.set_dst_addr(dst);
+            write_ipv6(header, envelope, src, dst, ip_len);
             (segment, ip_len)
         }
         _ => return Err(EmitError::MixedFamilies),
@@ -212,6 +190,50 @@ pub fn emit(
         UdpChecksum::Computed => udp.fill_checksum(&src.into(), &dst.into()),
     }
     Ok(len)
+}
+
+/// Writes an IPv4 header without options into the 20 bytes of `header`. `len` counts them too.
+pub(super) fn write_ipv4(
+    header: &mut [u8],
+    envelope: &Envelope,
+    src: Ipv4Addr,
+    dst: Ipv4Addr,
+    len: u16,
+) {
+    header.fill(0);
+    let mut ip = Ipv4Packet::new_unchecked(header);
+    ip.set_version(4);
+    ip.set_header_len(20);
+    ip.set_dscp(envelope.traffic_class >> 2);
+    ip.set_ecn(envelope.traffic_class & 3);
+    ip.set_total_len(len);
+    ip.set_ident(envelope.ident);
+    ip.set_dont_frag(envelope.df);
+    ip.set_hop_limit(envelope.hop_limit);
+    ip.set_next_header(IpProtocol::Udp);
+    ip.set_src_addr(src);
+    ip.set_dst_addr(dst);
+    ip.fill_checksum();
+}
+
+/// Writes an IPv6 header into the 40 bytes of `header`. `len` does not count them.
+pub(super) fn write_ipv6(
+    header: &mut [u8],
+    envelope: &Envelope,
+    src: Ipv6Addr,
+    dst: Ipv6Addr,
+    len: u16,
+) {
+    header.fill(0);
+    let mut ip = Ipv6Packet::new_unchecked(header);
+    ip.set_version(6);
+    ip.set_traffic_class(envelope.traffic_class);
+    ip.set_flow_label(envelope.flow_label);
+    ip.set_payload_len(len);
+    ip.set_next_header(IpProtocol::Udp);
+    ip.set_hop_limit(envelope.hop_limit);
+    ip.set_src_addr(src);
+    ip.set_dst_addr(dst);
 }
 
 /// What a captured frame begins with: the link types of pcap and pcapng that can carry RoCEv2.

@@ -177,6 +177,17 @@ impl Info {
         )
     }
 
+    /// What its last packet carries besides payload.
+    pub const fn tail(&self) -> Tail {
+        if self.headers.contains(Headers::IMMDT) {
+            Tail::Imm
+        } else if self.headers.contains(Headers::IETH) {
+            Tail::Inv
+        } else {
+            Tail::Plain
+        }
+    }
+
     /// Bytes from the start of the BTH to the header `which` (a single one), if the opcode has it.
     pub(crate) const fn offset_of(&self, which: Headers) -> Option<usize> {
         match self.offsets[which.bits().trailing_zeros() as usize] {
@@ -232,36 +243,7 @@ impl Opcode {
         position: Position,
         tail: Tail,
     ) -> Option<Self> {
-        let low = match (operation, position, tail) {
-            (Operation::Send, Position::First, Tail::Plain) => 0x00,
-            (Operation::Send, Position::Middle, Tail::Plain) => 0x01,
-            (Operation::Send, Position::Last, Tail::Plain) => 0x02,
-            (Operation::Send, Position::Last, Tail::Imm) => 0x03,
-            (Operation::Send, Position::Only, Tail::Plain) => 0x04,
-            (Operation::Send, Position::Only, Tail::Imm) => 0x05,
-            (Operation::Write, Position::First, Tail::Plain) => 0x06,
-            (Operation::Write, Position::Middle, Tail::Plain) => 0x07,
-            (Operation::Write, Position::Last, Tail::Plain) => 0x08,
-            (Operation::Write, Position::Last, Tail::Imm) => 0x09,
-            (Operation::Write, Position::Only, Tail::Plain) => 0x0a,
-            (Operation::Write, Position::Only, Tail::Imm) => 0x0b,
-            (Operation::Read, Position::Only, Tail::Plain) => 0x0c,
-            (Operation::ReadResponse, Position::First, Tail::Plain) => 0x0d,
-            (Operation::ReadResponse, Position::Middle, Tail::Plain) => 0x0e,
-            (Operation::ReadResponse, Position::Last, Tail::Plain) => 0x0f,
-            (Operation::ReadResponse, Position::Only, Tail::Plain) => 0x10,
-            (Operation::Acknowledge, Position::Only, Tail::Plain) => 0x11,
-            (Operation::AtomicAcknowledge, Position::Only, Tail::Plain) => 0x12,
-            (Operation::CompareSwap, Position::Only, Tail::Plain) => 0x13,
-            (Operation::FetchAdd, Position::Only, Tail::Plain) => 0x14,
-            (Operation::Send, Position::Last, Tail::Inv) => 0x16,
-            (Operation::Send, Position::Only, Tail::Inv) => 0x17,
-            (Operation::Flush, Position::Only, Tail::Plain) => 0x1c,
-            (Operation::AtomicWrite, Position::Only, Tail::Plain) => 0x1d,
-            (Operation::Cnp, Position::Only, Tail::Plain) => 0x01,
-            _ => return None,
-        };
-        Self::from_u8(transport as u8 | low)
+        COMPOSED[transport as usize >> 5][operation as usize][position as usize][tail as usize]
     }
 
     /// RC ACKNOWLEDGE.
@@ -412,6 +394,23 @@ const fn make_table() -> [Option<Info>; 256] {
     table
 }
 
+/// Which opcode a combination of transport, operation, position and tail has.
+type Composed = [[[[Option<Opcode>; 3]; 4]; Operation::Cnp as usize + 1]; 8];
+
+/// The table, the other way round.
+static COMPOSED: Composed = {
+    let mut composed: Composed = [[[[None; 3]; 4]; Operation::Cnp as usize + 1]; 8];
+    let mut byte = u8::MAX;
+    while byte > 0 {
+        byte -= 1;
+        if let Some(row) = &TABLE[byte as usize] {
+            let places = &mut composed[row.transport as usize >> 5][row.operation as usize];
+            places[row.position as usize][row.tail() as usize] = Some(Opcode(byte));
+        }
+    }
+    composed
+};
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -480,28 +479,41 @@ mod tests {
 
     #[test]
     fn compose_is_the_inverse_of_the_table() {
-        for byte in 0..=255 {
-            let Some(op) = Opcode::from_u8(byte) else { continue };
-            let i = op.info();
-            let tail = if i.has_imm() {
-                Tail::Imm
-            } else if i.headers.contains(Headers::IETH) {
-                Tail::Inv
-            } else {
-                Tail::Plain
-            };
-            if i.operation != Operation::Resync {
-                assert_eq!(
-                    Opcode::compose(i.transport, i.operation, i.position, tail),
-                    Some(op),
-                    "{op}"
-                );
+        use {Operation as O, Position as P, Tail as T, Transport as X};
+        let mut found = 0;
+        for transport in [X::Rc, X::Uc, X::Rd, X::Ud, X::Cnp, X::Xrc] {
+            for operation in [
+                O::Send,
+                O::Write,
+                O::Read,
+                O::ReadResponse,
+                O::Acknowledge,
+                O::AtomicAcknowledge,
+                O::CompareSwap,
+                O::FetchAdd,
+                O::Flush,
+                O::AtomicWrite,
+                O::Resync,
+                O::Cnp,
+            ] {
+                for position in [P::First, P::Middle, P::Last, P::Only] {
+                    for tail in [T::Plain, T::Imm, T::Inv] {
+                        let Some(op) = Opcode::compose(transport, operation, position, tail) else {
+                            continue;
+                        };
+                        let i = op.info();
+                        assert_eq!((i.transport, i.operation), (transport, operation), "{op}");
+                        assert_eq!((i.position, i.tail()), (position, tail), "{op}");
+                        found += 1;
+                    }
+                }
             }
         }
-        assert_eq!(
-            Opcode::compose(Transport::Uc, Operation::Read, Position::Only, Tail::Plain),
-            None
-        );
+        assert_eq!(found, TABLE.iter().flatten().count(), "each opcode has one combination");
+        assert_eq!(Opcode::compose(X::Uc, O::Read, P::Only, T::Plain), None);
+        assert_eq!(Opcode::compose(X::Rc, O::Cnp, P::Only, T::Plain), None);
+        let write = Opcode::compose(X::Rc, O::Write, P::Last, T::Imm).map(Opcode::as_u8);
+        assert_eq!(write, Some(0x09));
     }
 
     #[test]

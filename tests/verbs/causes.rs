@@ -74,7 +74,7 @@ fn of_changing_a_queue_pair() {
 fn of_posting() {
     let Some(bed) = Bed::start() else { return };
     let fresh = Side::new(bed.hosts()[0]);
-    let verb = "ibv_post: after ";
+    let verb = "ibv_post_send: after ";
     let is = |c: &Cause| matches!(c, Cause::State { .. });
     says(fresh.qp.post_send(SendWr::send(1, ())), verb, EINVAL, is, &["Init", "RTS"]);
 
@@ -92,6 +92,10 @@ fn of_posting() {
     let is = |c: &Cause| matches!(c, Cause::MessageTooLong { .. });
     let huge = SendWr::write(1, mr.sge(..(1 << 31) + 1), nowhere);
     says(post(huge), verb, EINVAL, is, &["2147483649", "2147483648"]);
+    let halves = [mr.sge(..1 << 31); 2];
+    let b = Pair::with(&bed, |qp| qp.cap(QpCap { recv_sge: 2, ..small })).b;
+    let long = b.qp.post_recv(RecvWr::new(1, &halves));
+    says(long, "ibv_post_recv: after ", EINVAL, is, &["4294967296", "4294967295"]);
     let is = |c: &Cause| matches!(c, Cause::AtomicLocal { .. });
     says(post(SendWr::fetch_add(1, piece, nowhere, 1)), verb, EINVAL, is, &["8 bytes", "not 4"]);
     let is = |c: &Cause| matches!(c, Cause::Invalid { .. });
@@ -102,9 +106,9 @@ fn of_posting() {
     a.qp.modify(&QpAttr::to(QpState::Sqd)).unwrap();
     let is = |c: &Cause| matches!(c, Cause::QueueFull { .. });
     let many = (0..5).map(|id| SendWr::send(id, ()));
-    says(a.qp.post_send(many), "ibv_post: after 2 requests: ", ENOMEM, is, &["all 2 slots"]);
+    says(a.qp.post_send(many), "ibv_post_send: after 2 requests: ", ENOMEM, is, &["all 2 slots"]);
     let many = (0..5).map(|id| RecvWr::new(id, ()));
-    says(a.qp.post_recv(many), "ibv_post: after 2 requests: ", ENOMEM, is, &["all 2 slots"]);
+    says(a.qp.post_recv(many), "ibv_post_recv: after 2 requests: ", ENOMEM, is, &["all 2 slots"]);
 }
 
 #[test]
@@ -123,8 +127,8 @@ fn of_making_objects() {
     let foreign = pd.create_qp(QpType::Rc, &other.create_cq(1).unwrap()).build();
     says(foreign, "ibv_create_qp: ", EINVAL, mismatch, &["another device"]);
     let unsupported = |c: &Cause| matches!(c, Cause::Unsupported { .. });
-    let ud = pd.create_qp(QpType::Ud, &side.cq).build();
-    says(ud, "ibv_create_qp: ", EOPNOTSUPP, unsupported, &["UD", "use RC"]);
+    let xrc = pd.create_qp(QpType::XrcSend, &side.cq).build();
+    says(xrc, "ibv_create_qp: ", EOPNOTSUPP, unsupported, &["XRC", "use RC"]);
     let value = |c: &Cause| matches!(c, Cause::AttrValue { .. });
     says(host.create_cq(0), "ibv_create_cq: ", EINVAL, value, &["cqe is 0", "at least 1"]);
     let range = |c: &Cause| matches!(c, Cause::AttrRange { .. });

@@ -10,6 +10,7 @@ mod atomics;
 mod causes;
 mod clean;
 mod completions;
+mod datagrams;
 mod events;
 mod failures;
 mod lifetimes;
@@ -20,6 +21,7 @@ mod requests;
 mod shared;
 mod states;
 mod threads;
+mod unreliable;
 mod windows;
 
 pub(crate) struct Bed {

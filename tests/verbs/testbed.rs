@@ -65,9 +65,18 @@ impl Side {
 
     /// The same, with a queue pair of one's own choice.
     pub(crate) fn with(ctx: &Context, choose: impl FnOnce(QpBuilder) -> QpBuilder) -> Self {
+        Self::of(ctx, QpType::Rc, choose)
+    }
+
+    /// With a queue pair of this type.
+    pub(crate) fn of(
+        ctx: &Context,
+        kind: QpType,
+        choose: impl FnOnce(QpBuilder) -> QpBuilder,
+    ) -> Self {
         let pd = ctx.alloc_pd().unwrap();
         let (cq, rcq) = (ctx.create_cq(256).unwrap(), ctx.create_cq(256).unwrap());
-        let qp = choose(pd.create_qp(QpType::Rc, &cq).recv_cq(&rcq)).build().unwrap();
+        let qp = choose(pd.create_qp(kind, &cq).recv_cq(&rcq)).build().unwrap();
         Self { qp, cq, rcq, pd, ctx: ctx.clone() }
     }
 

@@ -67,7 +67,7 @@ fn text(args: &Args, tour: &Tour, out: &mut dyn Write) -> io::Result<()> {
     )?;
     let again: u64 = tour.rows.iter().map(|m| m.traffic.again).sum();
     if again > 0 {
-        writeln!(out, "{again} packets were lost on the way, and sent again.")?;
+        writeln!(out, "{again} packets were sent again: some were lost on the way.")?;
     }
     if tour.failure.is_some() {
         return Ok(());
@@ -80,30 +80,37 @@ fn text(args: &Args, tour: &Tour, out: &mut dyn Write) -> io::Result<()> {
         tour.elapsed.as_secs_f64()
     )?;
     writeln!(out, "\nNext:")?;
-    for (command, what) in next(args) {
-        writeln!(out, "  {command:<44} {what}")?;
+    let next = next(args);
+    let width = next.iter().map(|(command, _)| command.len()).max().unwrap_or_default();
+    for (command, what) in next {
+        writeln!(out, "  {command:width$}   {what}")?;
     }
     Ok(())
 }
 
-/// What to try after the tour.
+/// What to try after the tour. The commands call this program as it was called itself: it need not be where a
+/// shell would look for it.
 fn next(args: &Args) -> Vec<(String, &'static str)> {
+    let us = std::env::args().next().unwrap_or_else(|| "softroce".to_owned());
     let look = match &args.pcap {
         Some(file) => vec![
-            (format!("softroce decode {} | less", file.display()), "a line for each packet"),
+            (format!("{us} decode {} | less", file.display()), "a line for each packet"),
             (format!("wireshark {}", file.display()), "the same with everything in it"),
         ],
         None => vec![
-            ("softroce tour --pcap tour.pcapng".to_owned(), "keep the packets"),
-            ("softroce decode tour.pcapng | less".to_owned(), "a line for each of them"),
+            (format!("{us} tour --pcap tour.pcapng"), "keep the packets"),
+            (format!("{us} decode tour.pcapng | less"), "a line for each of them"),
         ],
     };
     let more = [
-        ("softroce perf write_bw --local", "how fast, in perftest's words"),
-        ("softroce devinfo -v", "devices, limits and addresses"),
-        ("cargo run --release --example rc_pingpong", "your first program, in two shells"),
+        (format!("{us} perf write_bw --local"), "how fast, in perftest's words"),
+        (format!("{us} devinfo -v"), "devices, limits and addresses"),
+        (
+            "cargo run --release --example rc_pingpong".to_owned(),
+            "your first program, in two shells",
+        ),
     ];
-    look.into_iter().chain(more.map(|(command, what)| (command.to_owned(), what))).collect()
+    look.into_iter().chain(more).collect()
 }
 
 /// `8.13 us`, `1.92 ms`.

@@ -1,7 +1,9 @@
 //! Attributes of a queue pair: what `modify` sets and `query` tells.
 
 use crate::mem::Access;
+use crate::queue::SendOp;
 use crate::wire::num::{Gid, Mtu};
+use crate::wire::opcode::Transport;
 
 /// Type of a queue pair. Values are those of `enum ibv_qp_type`.
 #[doc(alias = "ibv_qp_type")]
@@ -19,6 +21,42 @@ pub enum QpType {
     XrcSend = 9,
     /// Extended reliable connection, receiving side.
     XrcRecv = 10,
+}
+
+impl QpType {
+    /// Whether its requests are acknowledged, and sent again until they are.
+    pub(crate) const fn is_reliable(self) -> bool {
+        !matches!(self, Self::Uc | Self::Ud)
+    }
+
+    /// The service that its packets belong to.
+    pub(crate) const fn transport(self) -> Transport {
+        match self {
+            Self::Rc => Transport::Rc,
+            Self::Uc => Transport::Uc,
+            Self::Ud => Transport::Ud,
+            Self::XrcSend | Self::XrcRecv => Transport::Xrc,
+        }
+    }
+
+    /// Whether the service has this operation (IBTA 9.4, `ibv_post_send(3)`). A SEND with invalidation has no
+    /// opcode outside of RC.
+    pub(crate) const fn has(self, op: SendOp) -> bool {
+        match self {
+            Self::Uc => matches!(
+                op,
+                SendOp::Send
+                    | SendOp::SendImm
+                    | SendOp::Write
+                    | SendOp::WriteImm
+                    | SendOp::BindMw
+                    | SendOp::LocalInv
+            ),
+            Self::Ud => matches!(op, SendOp::Send | SendOp::SendImm),
+            Self::Rc | Self::XrcSend => true,
+            Self::XrcRecv => false,
+        }
+    }
 }
 
 /// State of a queue pair. Values are those of `enum ibv_qp_state`.

@@ -286,7 +286,7 @@ impl Qp {
     }
 
     /// The oldest request is done: completes it if its owner asked for that, and frees its slot.
-    fn complete_oldest(&mut self, c: &mut Common, byte_len: u32) {
+    pub(super) fn complete_oldest(&mut self, c: &mut Common, byte_len: u32) {
         let index = self.req.una;
         self.req.una = index.wrapping_add(1);
         if let Some((&wqe, _)) = self.sq.get(index) {

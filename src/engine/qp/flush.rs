@@ -2,7 +2,8 @@
 //!
 //! *Rules* (IBTA 10.3.1.7, 10.7.3.1). On an error the requests before it have completed, it completes
 //! with its status, signaled or not, and everything behind it, in both queues, completes with WR_FLUSH_ERR
-//! in order. A fatal NAK still leaves, after the answers that precede it. RESET empties the queues
+//! in order. A fatal NAK still leaves, after the answers that precede it. On UC and UD an error of the send
+//! queue stops that alone (SQE), until a transition to RTS. RESET empties the queues
 //! without completions and makes those not yet polled invisible.
 
 use super::attr::QpState;
@@ -14,7 +15,8 @@ use crate::queue::{Cqe, CqeKind};
 use crate::wire::num::Pkey;
 
 impl Qp {
-    /// The oldest request fails with `status`; the queue pair goes to ERR.
+    /// The oldest request fails with `status`; the queue pair goes to ERR, or if it is of an unreliable
+    /// service its send queue stops (SQE).
     pub(super) fn fail_oldest(&mut self, c: &mut Common, status: WcStatus) {
         if let Some((&wqe, _)) = self.sq.get(self.req.una) {
             c.count(Counter::ReqCqeError);
@@ -27,7 +29,18 @@ impl Qp {
             self.req.una = self.req.una.wrapping_add(1);
             self.sq.release(self.req.una);
         }
-        self.enter_err(c);
+        if self.kind.is_reliable() {
+            self.enter_err(c);
+        } else {
+            self.enter_sqe(c);
+        }
+    }
+
+    /// Goes to SQE: the send queue is flushed, and what is posted there later; receiving goes on.
+    fn enter_sqe(&mut self, c: &mut Common) {
+        // Visible to posting first, as with ERR.
+        self.set_state(QpState::Sqe);
+        self.flush_sends(c);
     }
 
     /// Goes to ERR and flushes both queues.
@@ -41,6 +54,13 @@ impl Qp {
 
     /// Completes everything posted with WR_FLUSH_ERR. In ERR, also for what is posted later.
     pub(crate) fn flush(&mut self, c: &mut Common) {
+        self.flush_sends(c);
+        self.flush_receives(c);
+    }
+
+    /// Completes what is in the send queue with WR_FLUSH_ERR. The next PSN is that of the first packet that
+    /// was not sent.
+    pub(crate) fn flush_sends(&mut self, c: &mut Common) {
         let head = self.sq.head();
         let mut index = self.sq.tail();
         while index != head {
@@ -57,7 +77,6 @@ impl Qp {
             self.sq.release(index);
         }
         self.req.start(self.req.una_psn, head);
-        self.flush_receives(c);
     }
 
     /// Goes to RESET: nothing is left of what was.

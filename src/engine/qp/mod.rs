@@ -2,7 +2,8 @@
 //!
 //! The *requester* ([`requester`]) turns work requests into packets and the *completer* ([`completer`])
 //! turns responses into completions; together they own the send queue. The *responder* ([`responder`])
-//! executes the peer's requests, and answers them ([`respond`]). Each file says which rules it follows.
+//! executes the peer's requests, and answers them ([`respond`]). What unreliable connections do otherwise
+//! stands in [`uc`], what datagrams do in [`ud`]. Each file says which rules it follows.
 
 pub mod attr;
 mod completer;
@@ -16,6 +17,8 @@ mod retry;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;
+mod uc;
+mod ud;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
@@ -286,8 +289,10 @@ impl Qp {
     /// Something was posted.
     pub(crate) fn handle_doorbell(&mut self, c: &mut Common) {
         self.face.answer();
-        if self.state == QpState::Err {
-            self.flush(c);
+        match self.state {
+            QpState::Err => self.flush(c),
+            QpState::Sqe => self.flush_sends(c),
+            _ => {}
         }
     }
 

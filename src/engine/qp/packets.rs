@@ -28,9 +28,9 @@ pub(super) const TO_US: usize = 1;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Plan {
     pub(super) opcode: Opcode,
-    psn: Psn,
+    pub(super) psn: Psn,
     /// PSNs that it takes.
-    psns: u32,
+    pub(super) psns: u32,
     /// Where its payload starts in the message.
     offset: usize,
     pub(super) payload: usize,
@@ -124,6 +124,11 @@ impl Qp {
         } else {
             self.plan_data(&mut plan, &wqe, track)?;
         }
+        if !self.kind.is_reliable() {
+            // Nothing comes back that could tell of room or be asked for.
+            plan.ack_req = false;
+            return (!self.is_paced(c)).then_some(plan);
+        }
         if !self.has_room(c, &mut plan) {
             return None;
         }
@@ -148,7 +153,7 @@ impl Qp {
             _ => (Operation::Send, Tail::Plain),
         };
         let tail = if last { tail } else { Tail::Plain };
-        plan.opcode = Opcode::compose(Transport::Rc, operation, position, tail)?;
+        plan.opcode = Opcode::compose(self.kind.transport(), operation, position, tail)?;
         plan.payload = (wqe.length as usize - plan.offset).min(self.mtu.bytes());
         plan.charge = charge(wqe.length, self.mtu.bytes(), packet, packet + 1);
         plan.ext.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
@@ -166,13 +171,12 @@ impl Qp {
     /// for an ACK.
     fn has_room(&mut self, c: &mut Common, plan: &mut Plan) -> bool {
         let Some((to_peer, to_us)) = self.windows else { return false };
-        let (cwnd, paced) = match &self.req.cc {
-            Controller::Fixed(_) => (None, false),
-            Controller::Custom(cc) => {
-                (cc.cwnd(), cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST)
-            }
+        let cwnd = match &self.req.cc {
+            Controller::Fixed(_) => None,
+            Controller::Custom(cc) => cc.cwnd(),
         };
         let cwnd = cwnd.map_or(u64::MAX, u64::from);
+        let paced = self.is_ahead_of_pace(c);
         let which = plan.window;
         let in_flight = self.req.charged[TO_PEER];
         // An ACK comes back for each quarter of what may be in flight, or at least that often.
@@ -202,6 +206,23 @@ impl Qp {
         }
         self.req.ahead |= paced;
         !paced
+    }
+
+    /// Whether the pace holds the next packet back.
+    fn is_ahead_of_pace(&self, c: &Common) -> bool {
+        match &self.req.cc {
+            Controller::Fixed(_) => false,
+            Controller::Custom(cc) => {
+                cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST
+            }
+        }
+    }
+
+    /// The same; if so, it comes back when the pace lets it.
+    pub(super) fn is_paced(&mut self, c: &Common) -> bool {
+        let paced = self.is_ahead_of_pace(c);
+        self.req.ahead |= paced;
+        paced
     }
 
     pub(super) fn build(
@@ -254,8 +275,14 @@ impl Qp {
         if let Some((to_peer, to_us)) = self.windows {
             c.windows.charge(if plan.window == TO_US { to_us } else { to_peer }, plan.charge);
         }
+        self.pace(c, size + self.path.header_len());
+    }
+
+    /// Tells congestion control of a packet of `wire` bytes, headers included, and when the next may follow.
+    pub(super) fn pace(&mut self, c: &Common, wire: usize) {
+        let r = &mut self.req;
         if let Controller::Custom(cc) = &mut r.cc {
-            let wire = u32::try_from(size + self.path.header_len()).unwrap_or(u32::MAX);
+            let wire = u32::try_from(wire).unwrap_or(u32::MAX);
             cc.on_send(c.now, wire);
             if let Some(rate) = cc.pacing_rate() {
                 let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
@@ -266,7 +293,7 @@ impl Qp {
 }
 
 /// Collects payload from the buffers of a request.
-fn gather(
+pub(super) fn gather(
     mrs: &MrTable,
     pd: PdId,
     wqe: &SendWqe,

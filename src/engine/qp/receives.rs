@@ -52,7 +52,7 @@ impl Receives {
     }
 
     /// The receive that the message has, after [`Qp::take_receive`].
-    pub(super) fn taken(&self) -> Option<(RecvWqe, impl Iterator<Item = Sge> + '_)> {
+    pub(super) fn taken(&self) -> Option<(RecvWqe, impl Iterator<Item = Sge> + Clone + '_)> {
         let (wqe, words) = match self {
             Self::Own(ring) => ring.get(ring.tail()).map(|(wqe, words)| (*wqe, words))?,
             Self::Shared(shared) => (shared.held?, &shared.words[..]),

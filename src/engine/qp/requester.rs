@@ -15,7 +15,7 @@ use crate::engine::cc::{CongestionControl, Fixed};
 use crate::engine::common::Common;
 use crate::engine::config::MAX_MSG;
 use crate::engine::event::AsyncEvent;
-use crate::engine::qp::attr::QpState;
+use crate::engine::qp::attr::{QpState, QpType};
 use crate::engine::status::WcStatus;
 use crate::mem::{Bind, MwKind};
 use crate::queue::wqe::read_bind;
@@ -79,7 +79,7 @@ pub(super) struct Requester {
     /// Oldest PSN not acknowledged.
     pub(super) una_psn: Psn,
     /// First PSN that belongs to no request.
-    next_psn: Psn,
+    pub(super) next_psn: Psn,
     /// One past the highest PSN ever sent.
     pub(super) top_psn: Psn,
     /// By request counter modulo its length, a power of two.
@@ -255,6 +255,9 @@ impl Qp {
 
     /// Sends request packets until there is nothing to send, no room, or the quantum is spent.
     pub(super) fn send_requests(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
+        if self.kind == QpType::Ud {
+            return self.send_datagrams(c, batch);
+        }
         loop {
             let Some(plan) = self.plan(c) else { return Turn::Idle };
             if self.budget[REQUESTS] == 0 {
@@ -270,7 +273,11 @@ impl Qp {
                 return Turn::Idle;
             }
             self.budget[REQUESTS] -= 1;
-            self.sent(c, &plan, size);
+            if self.kind.is_reliable() {
+                self.sent(c, &plan, size);
+            } else {
+                self.left(c, &plan, size);
+            }
         }
     }
 
@@ -313,6 +320,9 @@ impl Qp {
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.req.rd_out > 0;
         let mut track = Track { first: self.req.next_psn, packets: 0, chunk: 1 };
         match wqe.op {
+            op if !self.kind.has(op) => {
+                return self.fail_beginning(c, index, track, WcStatus::LocQpOp);
+            }
             SendOp::LocalInv => {
                 // IBTA 10.6.5.1: after all that was posted before.
                 if self.req.una != index {
@@ -457,7 +467,8 @@ impl Qp {
         self.reload_retries();
     }
 
-    pub(super) fn reload_retries(&mut self) {
+    /// Begins to count anew: there was progress, or the limits were changed.
+    pub(crate) fn reload_retries(&mut self) {
         self.req.retries_left = self.set.retry_cnt;
         self.req.rnr_left = self.set.rnr_retry;
     }

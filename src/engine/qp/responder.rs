@@ -32,7 +32,7 @@ const MAX_LEN: u32 = 1 << 31;
 
 /// A message of several packets that has begun and not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Open {
+pub(super) enum Open {
     Nothing,
     Send,
     Write,
@@ -87,9 +87,9 @@ pub(super) enum Ack {
 pub(super) struct Responder {
     pub(super) epsn: Psn,
     pub(super) msn: Msn,
-    open: Open,
+    pub(super) open: Open,
     /// The oldest receive belongs to the message: it tells its failure.
-    taken: bool,
+    pub(super) taken: bool,
     /// Bytes of the open message received (SEND) or still to come (WRITE).
     bytes: usize,
     write: Reth,
@@ -245,7 +245,7 @@ impl Responder {
 }
 
 /// Why a request is not executed.
-enum Refusal {
+pub(super) enum Refusal {
     /// Fatal: NAK, then ERR; the status that a receive in use completes with.
     Fatal(NakCode, WcStatus),
     /// No receive is posted.
@@ -308,10 +308,7 @@ impl Qp {
             c.count(Counter::DropState);
             return;
         }
-        if self.state == QpState::Rtr && !self.resp.established {
-            self.resp.established = true;
-            c.event(AsyncEvent::CommEst { qpn: self.qpn.raw() });
-        }
+        self.establish(c);
         let psn = packet.psn();
         match psn.distance_from(self.resp.epsn) {
             0 => {
@@ -323,6 +320,14 @@ impl Qp {
             }
             1.. => self.ahead(c),
             _ => self.duplicate(c, packet),
+        }
+    }
+
+    /// The first packet in RTR is an event: the peer is there.
+    pub(super) fn establish(&mut self, c: &mut Common) {
+        if self.state == QpState::Rtr && !self.resp.established {
+            self.resp.established = true;
+            c.event(AsyncEvent::CommEst { qpn: self.qpn.raw() });
         }
     }
 
@@ -373,7 +378,7 @@ impl Qp {
         u32::try_from((len as usize).div_ceil(self.mtu.bytes())).unwrap_or(u32::MAX).max(1)
     }
 
-    fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+    pub(super) fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         let fits = match (self.resp.open, info.position.starts()) {
             (Open::Nothing, starts) => starts,
@@ -569,7 +574,7 @@ impl Qp {
     /// 8 bytes, all at once (annex A19). It is remembered: a duplicate must not overwrite what was written
     /// since.
     fn execute_atomic_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let (Some(reth), Some(bytes)) = (packet.reth(), packet.payload().as_array()) else {
+        let (Some(reth), Ok(bytes)) = (packet.reth(), packet.payload().try_into()) else {
             return Err(INVALID);
         };
         if !self.resp.has_place() || reth.dma_len != 8 || packet.pad_count() != 0 {
@@ -580,7 +585,7 @@ impl Qp {
         if reth.va % 8 != 0 {
             return Err(INVALID);
         }
-        target.atomic_write(*bytes)?;
+        target.atomic_write(bytes)?;
         self.remember_done(packet.psn());
         c.count(Counter::RxAtomicWriteRequests);
         Ok(())
@@ -633,7 +638,7 @@ impl Qp {
         self.resp.msn = msn;
     }
 
-    fn complete_receive(
+    pub(super) fn complete_receive(
         &mut self,
         c: &mut Common,
         packet: &Packet<'_>,
@@ -642,7 +647,7 @@ impl Qp {
         flags: CqeFlags,
         imm_or_inv: u32,
     ) {
-        let src_qpn = self.dest_qp.raw();
+        let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
         let fill = |cqe| Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
         if self.end_receive(c, WcStatus::Success, packet.se(), fill) {
             c.count(Counter::RdmaRecvs);
@@ -674,10 +679,7 @@ impl Qp {
             c.count(Counter::RespRemoteAccessErrors);
         }
         // The application learns of it by the receive in use, else by an event.
-        let failed = |cqe| Cqe { opcode: 128, ..cqe };
-        if self.resp.taken && self.end_receive(c, status, true, failed) {
-            c.count(Counter::RespCqeError);
-        } else {
+        if !self.resp.taken || !self.fail_receive(c, status) {
             let qpn = self.qpn.raw();
             c.event(match code {
                 NakCode::RemoteAccess => AsyncEvent::QpAccessErr { qpn },
@@ -685,6 +687,15 @@ impl Qp {
             });
         }
         self.enter_err(c);
+    }
+
+    /// Completes the receive that was taken with an error. `false`: there is none.
+    pub(super) fn fail_receive(&mut self, c: &mut Common, status: WcStatus) -> bool {
+        let failed = self.end_receive(c, status, true, |cqe| Cqe { opcode: 128, ..cqe });
+        if failed {
+            c.count(Counter::RespCqeError);
+        }
+        failed
     }
 
     /// A request that was executed already.

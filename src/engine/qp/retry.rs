@@ -121,13 +121,15 @@ impl Qp {
     }
 
     /// Its turn at sending is over. Gives the windows in which others may try now: those in which it did
-    /// not find too little room itself.
+    /// not find too little room itself, if it used some or had its turn there. (To wake others for nothing
+    /// would have two queue pairs, each short of room in another window, wake each other without end.)
     pub(crate) fn end_turn(&mut self) -> [Option<WindowId>; 2] {
-        self.req.woken = [false; 2];
-        self.req.served = false;
+        let woken = std::mem::take(&mut self.req.woken);
+        let served = std::mem::take(&mut self.req.served);
         let Some((to_peer, to_us)) = self.windows else { return [None; 2] };
         let short = self.req.no_room.map(|which| if which == TO_US { to_us } else { to_peer });
-        [to_peer, to_us].map(|id| Some(id).filter(|_| short != Some(id)))
+        [(TO_PEER, to_peer), (TO_US, to_us)]
+            .map(|(which, id)| Some(id).filter(|_| (served || woken[which]) && short != Some(id)))
     }
 
     /// Packets `from..to` of a request are acknowledged: releases the charge of those that are in flight.

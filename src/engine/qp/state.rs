@@ -3,7 +3,7 @@
 //! The table is that of Linux (`qp_state_table` in `drivers/infiniband/core/verbs.c`), which every verbs
 //! program was written against; IBTA 11.2.5.2 has the same edges and allows a few more.
 
-use super::attr::{Mask, QpAttr, QpState, QpType, attr_name};
+use super::attr::{AhAttr, Mask, QpAttr, QpState, QpType, attr_name};
 use crate::engine::cause::Cause;
 
 /// What an edge requires, and what it takes besides.
@@ -139,7 +139,7 @@ pub(crate) fn check(kind: QpType, state: QpState, attr: &QpAttr) -> Result<QpSta
 }
 
 fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
-    let ranges: [(&'static str, Option<u64>, u64); 10] = [
+    let ranges: [(&'static str, Option<u64>, u64); 9] = [
         ("timeout", attr.timeout.map(u64::from), 31),
         ("retry_cnt", attr.retry_cnt.map(u64::from), 7),
         ("rnr_retry", attr.rnr_retry.map(u64::from), 7),
@@ -153,7 +153,6 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
         ("rq_psn", attr.rq_psn.map(u64::from), 0xff_ffff),
         ("sq_psn", attr.sq_psn.map(u64::from), 0xff_ffff),
         ("dest_qpn", attr.dest_qpn.map(u64::from), 0xff_ffff),
-        ("ah.flow_label", attr.ah.as_ref().map(|ah| u64::from(ah.flow_label)), 0xf_ffff),
     ];
     for (name, got, max) in ranges {
         if let Some(got) = got
@@ -167,10 +166,8 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
     {
         return Err(Cause::AttrValue { attr: "port", got: u64::from(port), want: "1" });
     }
-    if let Some(ah) = &attr.ah
-        && ah.port > 1
-    {
-        return Err(Cause::AttrValue { attr: "ah.port", got: u64::from(ah.port), want: "1" });
+    if let Some(ah) = &attr.ah {
+        check_ah(ah)?;
     }
     if attr.alt.is_some() || attr.path_mig.is_some_and(|m| m != super::attr::MigState::Migrated) {
         return Err(Cause::Unsupported {
@@ -179,6 +176,18 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
     }
     if attr.rate_limit.is_some() {
         return Err(Cause::Unsupported { what: "rate_limit is not offered: leave it out" });
+    }
+    Ok(())
+}
+
+/// Checks the values of an address.
+pub(crate) fn check_ah(ah: &AhAttr) -> Result<(), Cause> {
+    let (got, max) = (u64::from(ah.flow_label), 0xf_ffff);
+    if got > max {
+        return Err(Cause::AttrRange { attr: "ah.flow_label", got, max });
+    }
+    if ah.port > 1 {
+        return Err(Cause::AttrValue { attr: "ah.port", got: u64::from(ah.port), want: "1" });
     }
     Ok(())
 }
@@ -195,7 +204,7 @@ mod tests {
             .pkey_index(0)
             .access(Access::REMOTE)
             .qkey(1)
-            .ah(super::super::attr::AhAttr::default())
+            .ah(AhAttr::default())
             .path_mtu(Mtu::B1024)
             .dest_qpn(7)
             .rq_psn(1)

@@ -10,7 +10,7 @@ use crate::engine::cc::CongestionControl;
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter;
 use crate::engine::event::{AsyncEvent, Event};
-use crate::engine::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
+use crate::engine::qp::attr::{AhAttr, Mask, QpAttr, QpCap, QpState, QpType};
 use crate::engine::qp::{QpFace, QpHandle};
 use crate::engine::status::WcStatus;
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
@@ -95,7 +95,7 @@ pub(crate) fn make_qp(
 ) -> (QpHandle, Arc<QpFace>) {
     engine
         .create_qp(QpInit {
-            kind: QpType::Rc,
+            kind: setup.kind,
             pd,
             send_cq: cq,
             recv_cq: cq,
@@ -109,8 +109,8 @@ pub(crate) fn make_qp(
 
 /// The transitions from RESET to RTS.
 pub(crate) fn ways_up(setup: &Setup, peer: u32, dgid: Gid) -> [QpAttr; 3] {
-    [
-        QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access),
+    let all = [
+        QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access).qkey(QKEY),
         QpAttr::to(QpState::Rtr)
             .ah(AhAttr { dgid, ..AhAttr::default() })
             .path_mtu(setup.mtu)
@@ -124,12 +124,36 @@ pub(crate) fn ways_up(setup: &Setup, peer: u32, dgid: Gid) -> [QpAttr; 3] {
             .retry_cnt(setup.retry_cnt)
             .rnr_retry(setup.rnr_retry)
             .max_rd_atomic(setup.rd_atomic),
-    ]
+    ];
+    all.map(|attr| fitting(setup.kind, attr))
+}
+
+/// Queue key of datagram queue pairs.
+pub(crate) const QKEY: u32 = 0x1ee7;
+
+/// The attributes without those that this type of queue pair does not take on its way from RESET to RTS.
+pub(crate) fn fitting(kind: QpType, attr: QpAttr) -> QpAttr {
+    let takes = match kind {
+        QpType::Rc => Mask::all() - Mask::QKEY,
+        QpType::Uc => {
+            Mask::PORT
+                | Mask::PKEY_INDEX
+                | Mask::ACCESS
+                | Mask::AV
+                | Mask::PATH_MTU
+                | Mask::DEST_QPN
+                | Mask::RQ_PSN
+                | Mask::SQ_PSN
+        }
+        _ => Mask::PORT | Mask::PKEY_INDEX | Mask::QKEY | Mask::SQ_PSN,
+    };
+    QpAttr { state: attr.state, ..QpAttr::default() }.overridden(&attr, takes)
 }
 
 /// What a pair is made with.
 #[derive(Clone, Debug)]
 pub(crate) struct Setup {
+    pub(crate) kind: QpType,
     pub(crate) mtu: Mtu,
     pub(crate) cap: QpCap,
     pub(crate) cq_depth: u32,
@@ -151,6 +175,7 @@ pub(crate) struct Setup {
 impl Default for Setup {
     fn default() -> Self {
         Self {
+            kind: QpType::Rc,
             mtu: Mtu::B1024,
             cap: QpCap::default(),
             cq_depth: 1024,

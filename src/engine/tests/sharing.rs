@@ -176,6 +176,26 @@ fn room_goes_to_the_next_when_its_owner_cannot_use_it() {
 }
 
 #[test]
+fn two_that_are_short_in_different_windows_do_not_wake_each_other_without_end() {
+    // One fills the window of the peer but for half a packet, the other their own but for half a request.
+    let config: fn(&mut EngineConfig) = |c| {
+        let WindowConfig { initial, .. } = window(5);
+        c.window = WindowConfig { initial: initial + 900, max: initial + 900, enabled: true };
+    };
+    let setup = Setup { config, timeout: 14, ..Setup::default() };
+    let mut p = Pair::new(&setup);
+    p.add_qp(&setup);
+    p.post_on(0, 0, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 50_000)]);
+    p.post_on(0, 1, p.wqe(0, SendOp::Read, 2, 100_000), &[p.sge(0, 100_000, 50_000)]);
+    p.run();
+    let got = p.results(0);
+    assert_eq!(got.len(), 2);
+    assert!(got.iter().all(|&(_, status)| status == Success));
+    assert_eq!(p.counter(0, C::CompleterRetryErr), 0, "nobody had to wait for a timer");
+    p.assert_quiet();
+}
+
+#[test]
 fn both_windows_may_be_one() {
     // A device that talks to itself: what it sends and what it reads share a window.
     let config: fn(&mut EngineConfig) = |c| c.window = window(4);

@@ -1,6 +1,7 @@
 //! The network as a whole.
 
 mod faults;
+mod groups;
 mod random;
 mod timing;
 mod trace;
@@ -104,7 +105,7 @@ fn burst(net: &mut Fabric, from: HostId, to: HostId, n: u32) {
 fn balance(net: &Fabric) {
     let sum = net.totals();
     assert_eq!(
-        sum.sent + sum.duplicated,
+        sum.sent + sum.duplicated + sum.replicated,
         sum.delivered + sum.dropped() + net.in_flight() as u64,
         "{sum:?}"
     );

@@ -369,7 +369,8 @@ fn a_timer_pulled_earlier_wakes_the_waiter() {
         });
         assert!(nic.wait(0));
     });
-    assert_eq!(nic.progress.stats().watches, 2, "once for ever, once until the timeout");
+    // Once for ever, and once until the timeout if that is not past already.
+    assert!((1..=2).contains(&nic.progress.stats().watches), "{:?}", nic.progress.stats());
 }
 
 #[test]

@@ -15,4 +15,7 @@ mod script;
 mod sequence;
 mod srq;
 mod states;
+mod strangers;
+mod uc;
+mod ud;
 mod windows;

@@ -13,23 +13,24 @@
 //! bits zero, the default partition, the right ICRC.
 
 use std::fmt::Write as _;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter;
 use crate::engine::event::{AsyncEvent, Event};
-use crate::engine::qp::attr::{AhAttr, QpAttr, QpState, QpType};
+use crate::engine::qp::attr::{AhAttr, QpAttr, QpState};
 use crate::engine::qp::{Qp, QpFace, QpHandle};
 use crate::engine::status::WcStatus;
-use crate::engine::tests::pair::{Setup, pattern};
+use crate::engine::tests::pair::{QKEY, Setup, fitting, pattern};
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
 use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
 use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
 use crate::queue::{BindWqe, CqShared, Cqe, RecvQueue, SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
-use crate::wire::headers::{AtomicAckEth, AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
+use crate::wire::headers::{AtomicAckEth, AtomicEth, Deth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::icrc::{self, IpFields};
-use crate::wire::num::{Gid, Msn, Pkey, Psn, Qpn, Rkey};
+use crate::wire::num::{Gid, Msn, Pkey, Psn, Qkey, Qpn, Rkey};
 use crate::wire::opcode::Operation;
 use crate::wire::packet::{Packet, PacketBuilder};
 use crate::wire::{Aeth, Bth, Opcode, Syndrome};
@@ -45,8 +46,8 @@ pub(super) const FAR: (u64, u32) = (0x5000, 0x77);
 /// Bytes of our region.
 pub(super) const REGION: usize = 1 << 16;
 
-const US: [u8; 4] = [10, 0, 0, 1];
-const THEM: [u8; 4] = [10, 0, 0, 2];
+pub(super) const US: [u8; 4] = [10, 0, 0, 1];
+pub(super) const THEM: [u8; 4] = [10, 0, 0, 2];
 
 /// A packet that the peer sends.
 #[derive(Clone, Debug)]
@@ -58,16 +59,16 @@ pub(super) struct In {
     pad: Option<u8>,
 }
 
-/// The opcode called `RC_<name>`.
+/// The opcode called `RC_<name>`, or `<name>` if it names its service.
 #[track_caller]
 pub(super) fn opcode(name: &str) -> Opcode {
     (0..=255)
         .filter_map(Opcode::from_u8)
-        .find(|op| op.info().name.strip_prefix("RC_") == Some(name))
-        .unwrap_or_else(|| panic!("no RC opcode {name}"))
+        .find(|op| op.info().name.strip_prefix("RC_").unwrap_or(op.info().name) == name)
+        .unwrap_or_else(|| panic!("no opcode {name}"))
 }
 
-/// A packet of RC, without payload and with headers of zeros.
+/// A packet of RC or of the service in its name, without payload and with headers of zeros.
 #[track_caller]
 pub(super) fn pkt(name: &str, psn: u32) -> In {
     In::of(opcode(name), psn)
@@ -147,6 +148,12 @@ impl In {
         self
     }
 
+    /// Of a datagram: its Q_Key, and who sends it.
+    pub(super) fn deth(mut self, qkey: u32, src_qp: u32) -> Self {
+        self.ext.deth = Some(Deth { qkey: Qkey(qkey), src_qp: Qpn::new(src_qp) });
+        self
+    }
+
     pub(super) fn syndrome(mut self, syndrome: u8) -> Self {
         self.ext.aeth = Some(Aeth { syndrome: Syndrome::from_u8(syndrome), msn: Msn::new(1) });
         self
@@ -208,6 +215,10 @@ impl In {
 pub(super) struct Out {
     /// Since the script began.
     pub(super) at: Duration,
+    /// Which address and queue pair it is for.
+    pub(super) to: (IpAddr, u32),
+    /// UDP source port.
+    pub(super) port: u16,
     pub(super) line: String,
     pub(super) payload: Vec<u8>,
 }
@@ -289,14 +300,14 @@ impl Script {
         let srq = shared.map(|depth| engine.create_srq(pd, depth, 4).unwrap());
         let (qp, face) = engine
             .create_qp(QpInit {
-                kind: QpType::Rc,
+                kind: setup.kind,
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
                 srq: srq.as_ref().map(|(number, _)| *number),
                 cap: setup.cap,
                 sig_all: false,
-                cc: None,
+                cc: setup.cc.map(|make| make()),
             })
             .unwrap();
         let region = Region::alloc(REGION).unwrap();
@@ -329,30 +340,33 @@ impl Script {
     }
 
     pub(super) fn init(&mut self, setup: &Setup) {
-        self.modify(&QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access));
+        let attr = QpAttr::to(QpState::Init).port(1).pkey_index(0).access(setup.access).qkey(QKEY);
+        self.modify(&fitting(setup.kind, attr));
     }
 
     pub(super) fn rtr(&mut self, rq: u32, setup: &Setup) {
-        self.modify(
-            &QpAttr::to(QpState::Rtr)
-                .ah(AhAttr { dgid: Gid::from(std::net::IpAddr::from(THEM)), ..AhAttr::default() })
+        self.modify(&fitting(
+            setup.kind,
+            QpAttr::to(QpState::Rtr)
+                .ah(AhAttr { dgid: Gid::from(IpAddr::from(THEM)), ..AhAttr::default() })
                 .path_mtu(setup.mtu)
                 .dest_qpn(PEER)
                 .rq_psn(rq)
                 .max_dest_rd_atomic(setup.dest_rd_atomic)
                 .min_rnr_timer(setup.min_rnr_timer),
-        );
+        ));
     }
 
     pub(super) fn rts(&mut self, sq: u32, setup: &Setup) {
-        self.modify(
-            &QpAttr::to(QpState::Rts)
+        self.modify(&fitting(
+            setup.kind,
+            QpAttr::to(QpState::Rts)
                 .sq_psn(sq)
                 .timeout(setup.timeout)
                 .retry_cnt(setup.retry_cnt)
                 .rnr_retry(setup.rnr_retry)
                 .max_rd_atomic(setup.rd_atomic),
-        );
+        ));
     }
 
     /// From now on plain ACKs are held.
@@ -405,13 +419,22 @@ impl Script {
         while let Some((t, owner)) = self.engine.poll_transmit(self.now, self.acks, &mut buf) {
             assert_eq!(owner, self.qp.as_u64());
             assert_eq!(t.segment_size, None);
-            assert_eq!((t.path.src, t.path.dst), (US.into(), THEM.into()));
-            let ip = IpFields::v4(US.into(), THEM.into(), t.ident, true, t.path.src_port);
+            assert_eq!(t.path.src, IpAddr::from(US));
+            let ip = IpFields::new(t.path.src, t.path.dst, t.ident, true, t.path.src_port).unwrap();
             assert!(icrc::check(&ip, &buf[..t.len]), "wrong ICRC");
             let packet = Packet::parse(&buf[..t.len]).expect("what we send can be parsed");
             check_form(&packet, self.pkey);
+            match packet.deth() {
+                None => {
+                    assert_eq!(t.path.dst, IpAddr::from(THEM));
+                    assert_eq!(packet.dest_qp(), Qpn::new(PEER));
+                }
+                Some(deth) => assert_eq!(deth.src_qp, self.face.qpn()),
+            }
             self.out.push(Out {
                 at: self.now - START,
+                to: (t.path.dst, packet.dest_qp().raw()),
+                port: t.path.src_port,
                 line: line(&packet),
                 payload: packet.payload().to_vec(),
             });
@@ -599,7 +622,6 @@ impl Script {
 #[track_caller]
 fn check_form(packet: &Packet<'_>, pkey: u16) {
     let (b, info) = (packet.datagram(), packet.info());
-    assert_eq!(packet.dest_qp(), Qpn::new(PEER));
     assert_eq!(b[1] & 0x4f, 0x40, "MigReq set, transport version 0");
     assert_eq!(packet.pkey(), Pkey(pkey), "its partition");
     assert_eq!(b[4], 0, "FECN, BECN, reserved");
@@ -635,6 +657,9 @@ fn line(packet: &Packet<'_>) -> String {
     }
     if let Some(Feth { sel, plt }) = packet.feth() {
         let _ = write!(line, " sel={sel} plt={plt}");
+    }
+    if let Some(Deth { qkey, .. }) = packet.deth() {
+        let _ = write!(line, " qkey={:x}", qkey.0);
     }
     if let Some(Reth { va, rkey, dma_len }) = packet.reth() {
         let _ = write!(line, " va={va:x} rkey={:x} len={dma_len}", rkey.0);

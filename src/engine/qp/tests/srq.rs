@@ -59,8 +59,8 @@ fn left(s: &mut Script) -> u32 {
 fn messages_of_two_queue_pairs_take_turns_and_end_in_any_order() {
     let mut s = sharing(8);
     let mut b = another(&mut s);
-    for id in 0..3 {
-        s.post_recv(id, 4096 * id as usize, 4096);
+    for (id, at) in [(0, 0), (1, 4096), (2, 8192)] {
+        s.post_recv(id, at, 4096);
     }
     s.recv(pkt("SEND_FIRST", RQ).len(1024));
     swap(&mut s, &mut b);

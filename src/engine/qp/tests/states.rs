@@ -205,17 +205,18 @@ fn unknown_opcodes_other_services_and_other_queue_pairs() {
     assert_eq!(send(0xff_ffff, 0x04, |_| {}), [0, 0, 0, 0, 2, 0, 0]);
     assert_eq!(send(1, 0x1e, |_| {}), [0, 0, 1, 0, 2, 0, 0]);
     assert_eq!(send(1, 0xff, |_| {}), [0, 0, 2, 0, 2, 0, 0]);
-    for (n, uc_rd_ud_xrc) in [(1, 0x24), (2, 0x44), (3, 0x64), (4, 0xa4)] {
+    // UC and UD are offered, RD and XRC are not.
+    for (first, refused, nobody) in [(0x24, 0, 3), (0x44, 1, 3), (0x64, 1, 4), (0xa4, 2, 4)] {
         let longer = |bytes: &mut Vec<u8>| bytes.resize(64, 0);
-        assert_eq!(send(1, uc_rd_ud_xrc, longer), [0, 0, 2, n, 2, 0, 0]);
+        assert_eq!(send(1, first, longer), [0, 0, 2, refused, nobody, 0, 0]);
     }
-    assert_eq!(send(1, 0x04, |b| b[1] |= 3), [0, 1, 2, 4, 2, 0, 0]);
-    assert_eq!(send(1, 0x04, |b| b.truncate(15)), [1, 1, 2, 4, 2, 0, 0]);
-    assert_eq!(send(1, 0x04, |b| b.clear()), [2, 1, 2, 4, 2, 0, 0]);
+    assert_eq!(send(1, 0x04, |b| b[1] |= 3), [0, 1, 2, 2, 4, 0, 0]);
+    assert_eq!(send(1, 0x04, |b| b.truncate(15)), [1, 1, 2, 2, 4, 0, 0]);
+    assert_eq!(send(1, 0x04, |b| b.clear()), [2, 1, 2, 2, 4, 0, 0]);
     // A pad that is not there; a header that is cut; a payload where none may be.
-    assert_eq!(send(1, 0x04, |b| b[1] |= 0x10), [3, 1, 2, 4, 2, 0, 0]);
-    assert_eq!(send(1, 0x0a, |_| {}), [4, 1, 2, 4, 2, 0, 0]);
-    assert_eq!(send(1, 0x11, |b| b.resize(24, 0)), [5, 1, 2, 4, 2, 0, 0]);
+    assert_eq!(send(1, 0x04, |b| b[1] |= 0x10), [3, 1, 2, 2, 4, 0, 0]);
+    assert_eq!(send(1, 0x0a, |_| {}), [4, 1, 2, 2, 4, 0, 0]);
+    assert_eq!(send(1, 0x11, |b| b.resize(24, 0)), [5, 1, 2, 2, 4, 0, 0]);
 }
 
 #[test]

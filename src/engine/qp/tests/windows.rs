@@ -6,6 +6,7 @@ use crate::engine::counters::Counter as C;
 use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 use crate::engine::status::WcStatus::{LocAccess, LocQpOp, MwBind, Success, WrFlush};
+use crate::engine::tests::pair::Setup;
 use crate::mem::{Access, MemError, MwKind};
 use crate::queue::{BindWqe, CqeFlags, SendFlags, SendOp, SendWqe};
 use crate::wire::num::{Lkey, Rkey};
@@ -69,7 +70,7 @@ fn a_window_is_dead_before_it_is_bound_and_under_its_old_key() {
 #[test]
 fn a_bind_that_fails_is_told_in_its_turn() {
     let wrong: [fn(&mut Script, BindWqe) -> BindWqe; 6] = [
-        |_, b| BindWqe { mw: Rkey(b.mw.0 ^ 1), ..b },
+        |_, b| BindWqe { mw: Rkey(b.mw.0 ^ 0x100), new_rkey: Rkey(b.mw.0 ^ 0x100), ..b },
         |_, b| BindWqe { new_rkey: Rkey(b.mw.0 ^ 0x100), ..b },
         |s, b| BindWqe { addr: s.va(super::script::REGION - 63), ..b },
         |_, b| BindWqe { len: 0, ..b },
@@ -91,6 +92,25 @@ fn a_bind_that_fails_is_told_in_its_turn() {
         s.recv(ack(SQ, 0x1f));
         assert_eq!(s.results(), [(1, Success), (2, MwBind), (3, WrFlush)]);
     }
+}
+
+#[test]
+fn a_window_can_be_bound_after_a_bind_that_failed() {
+    let mut s = Script::new();
+    let bind = bind_to(&mut s, 0, 64, Access::REMOTE_READ);
+    s.bind(1, SendFlags::empty(), &BindWqe { len: 0, ..bind });
+    assert_eq!(s.results(), [(1, MwBind)]);
+    // Its owner has counted on, and names it by the key that it would have got.
+    s.modify(&QpAttr::to(QpState::Reset));
+    let setup = Setup::default();
+    s.init(&setup);
+    s.rtr(RQ, &setup);
+    s.rts(SQ, &setup);
+    let new_rkey = Rkey(bind.new_rkey.0 ^ 0x11);
+    s.bind(2, SendFlags::SIGNALED, &BindWqe { mw: bind.new_rkey, new_rkey, ..bind });
+    assert_eq!(s.results(), [(2, Success)]);
+    s.recv(pkt("READ_REQUEST", RQ).reth(s.va(0), new_rkey, 8));
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +8"]);
 }
 
 #[test]
@@ -255,7 +275,7 @@ fn a_window_of_another_queue_pair_is_refused() {
     let qp = second_qp(&mut s);
     let face = s.engine.qps.get(qp).unwrap().face.clone();
     (s.qp, s.face) = (qp, face);
-    let setup = crate::engine::tests::pair::Setup::default();
+    let setup = Setup::default();
     s.init(&setup);
     s.rtr(RQ, &setup);
     s.rts(SQ, &setup);
@@ -300,7 +320,7 @@ fn a_window_of_type_1_is_for_all_queue_pairs() {
     let first = (s.qp, s.face.clone());
     let qp = second_qp(&mut s);
     (s.qp, s.face) = (qp, s.engine.qps.get(qp).unwrap().face.clone());
-    let setup = crate::engine::tests::pair::Setup::default();
+    let setup = Setup::default();
     s.init(&setup);
     s.rtr(RQ, &setup);
     s.rts(SQ, &setup);
@@ -367,7 +387,7 @@ fn a_bind_of_type_1_that_failed_leaves_the_window_as_it_was() {
     assert_eq!(s.results(), [(1, Success), (2, MwBind)]);
     let qp = second_qp(&mut s);
     (s.qp, s.face) = (qp, s.engine.qps.get(qp).unwrap().face.clone());
-    let setup = crate::engine::tests::pair::Setup::default();
+    let setup = Setup::default();
     s.init(&setup);
     s.rtr(RQ, &setup);
     s.rts(SQ, &setup);

@@ -1,0 +1,786 @@
+//! One end of a connection: its objects, what it posts, and what becomes of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use super::model::{Accepted, Answer, Effect, Message, Posted, Stream};
+use super::plan::{Bad, Conn, Kind, Op, WORDS};
+use crate::time::Instant;
+use crate::verbs::{
+    Access, CompletionQueue, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpState,
+    QueuePair, RecvWr, RemoteMr, RemoteSlice, SendWr, Sge, Source, WcOpcode, WcStatus,
+    WorkCompletion, inline,
+};
+
+/// What memory is full of that nobody should touch.
+const CANARY: u8 = 0xee;
+/// Bytes between two pieces of a buffer.
+const GAP: usize = 8;
+/// Marks the numbers of receives.
+pub(super) const RECEIVE: u64 = 1 << 63;
+/// Number of a life within those of requests.
+const LIFE_SHIFT: u32 = 40;
+
+/// Buffers of one size in one region, with canaries between the pieces.
+#[derive(Debug)]
+pub(super) struct Slots {
+    mr: MemoryRegion,
+    size: usize,
+}
+
+impl Slots {
+    fn new(pd: &ProtectionDomain, n: usize, longest: usize) -> crate::verbs::Result<Self> {
+        let size = (longest + 4 * GAP).next_multiple_of(8);
+        let mr = pd.alloc_mr(n * size, Access::LOCAL)?;
+        mr.fill(0..n * size, CANARY);
+        Ok(Self { mr, size })
+    }
+
+    /// Pieces of a buffer: place in the slot, place in the message, bytes. The last piece comes first.
+    fn layout(len: usize, pieces: usize) -> Vec<(usize, usize, usize)> {
+        let mut layout = Vec::with_capacity(pieces);
+        let mut from = 0;
+        for i in 0..pieces {
+            let to = len * (i + 1) / pieces;
+            layout.push((GAP + len - to + GAP * (pieces - 1 - i), from, to - from));
+            from = to;
+        }
+        layout
+    }
+
+    fn sges(&self, slot: usize, len: usize, pieces: usize) -> Vec<Sge> {
+        let base = slot * self.size;
+        let piece = |(at, _, n): (usize, usize, usize)| self.mr.sge(base + at..base + at + n);
+        Self::layout(len, pieces).into_iter().map(piece).collect()
+    }
+
+    /// The first `len` bytes of a message in a buffer made for `room`; nothing else of the slot may have
+    /// changed. Leaves it clean.
+    fn take(&self, slot: usize, room: usize, pieces: usize, len: usize) -> Result<Vec<u8>, String> {
+        let base = slot * self.size;
+        let mut bytes = self.mr.to_vec(base..base + self.size);
+        let mut message = vec![0; len];
+        for (at, from, n) in Self::layout(room, pieces) {
+            let from = from.min(len);
+            let n = n.min(len - from);
+            message[from..from + n].copy_from_slice(&bytes[at..at + n]);
+            bytes[at..at + n].fill(CANARY);
+        }
+        self.clean(slot);
+        match bytes.iter().position(|&b| b != CANARY) {
+            Some(at) => Err(format!("a byte was written that belongs to nobody: {at} of a buffer")),
+            None => Ok(message),
+        }
+    }
+
+    fn clean(&self, slot: usize) {
+        self.mr.fill(slot * self.size..(slot + 1) * self.size, CANARY);
+    }
+}
+
+/// The window of an end, as its owner and its user see it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Lent {
+    Nothing,
+    /// A request to bind is under way.
+    Binding(Key),
+    Bound(Key),
+    /// An invalidation is under way.
+    Dying(Key),
+    Dead(Key),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Key {
+    pub(super) rkey: u32,
+    from: usize,
+    len: usize,
+}
+
+/// The objects of an end. They go with its host.
+#[derive(Debug)]
+pub(super) struct Gear {
+    pub(super) qp: QueuePair,
+    pub(super) cq: CompletionQueue,
+    pub(super) rcq: CompletionQueue,
+    pd: ProtectionDomain,
+    source: Arc<MemoryRegion>,
+    landing: Slots,
+    inbox: Slots,
+    /// What the peer writes to.
+    pub(super) target: Option<MemoryRegion>,
+    /// What the peer may read only.
+    limited: MemoryRegion,
+    window: MemoryWindow,
+    gone: Sge,
+    longest: usize,
+}
+
+/// What a peer tells about itself.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Told {
+    target: RemoteMr,
+    limited: RemoteMr,
+    /// The word that all count with.
+    counter: RemoteMr,
+    pub(super) lent: Lent,
+}
+
+/// A request under way, and what must be done when it is over.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    index: usize,
+    slot: Option<(usize, usize, usize)>,
+    local: Option<Lent>,
+}
+
+/// Something to tell the other end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// A request was posted that will break it.
+    Breaks,
+    /// A message was posted that is longer than its receives.
+    Overflows,
+}
+
+/// One end of a connection.
+#[derive(Debug)]
+pub(super) struct End {
+    pub(super) gear: Option<Gear>,
+    pub(super) told: Told,
+    pub(super) stream: Stream,
+    pub(super) next_op: usize,
+    pub(super) next_post: Instant,
+    pub(super) receives: u64,
+    pub(super) received: u64,
+    /// There is a reason for it to be in ERR.
+    pub(super) may_flush: bool,
+    /// There is a reason for its peer not to answer.
+    pub(super) may_time_out: bool,
+    /// There is a reason for its peer to refuse access.
+    pub(super) may_be_refused: bool,
+    /// There is a reason for its peer not to be ready.
+    pub(super) may_be_kept_waiting: bool,
+    /// There are reasons for one receive to end like each of these.
+    pub(super) spoils: Vec<WcStatus>,
+    pending: VecDeque<Pending>,
+    free: Vec<usize>,
+    last_window_use: Option<usize>,
+    life: u64,
+    /// What its FETCH AND ADDs on the shared word have brought.
+    pub(super) counts: Vec<u64>,
+    pub(super) counts_posted: u64,
+}
+
+const LANDINGS: usize = 20;
+
+impl Gear {
+    pub(super) fn new(
+        pd: &ProtectionDomain,
+        source: &Arc<MemoryRegion>,
+        queues: [&CompletionQueue; 2],
+        plan: &Conn,
+    ) -> crate::verbs::Result<Self> {
+        let mut qp = pd
+            .create_qp(crate::verbs::QpType::Rc, queues[0])
+            .recv_cq(queues[1])
+            .depth(plan.sends, plan.receives);
+        if plan.v6 {
+            qp = qp.gid_index(v6_index(pd)?);
+        }
+        let gone = pd.alloc_mr(64, Access::LOCAL)?;
+        let target = pd.alloc_mr(plan.target, Access::REMOTE | Access::MW_BIND)?;
+        let pattern: Vec<u8> = (0..=250).cycle().take(plan.target).collect();
+        target.write(0, &pattern);
+        Ok(Self {
+            qp: qp.build()?,
+            cq: queues[0].clone(),
+            rcq: queues[1].clone(),
+            pd: pd.clone(),
+            source: Arc::clone(source),
+            landing: Slots::new(pd, LANDINGS, plan.max_len.max(8))?,
+            inbox: Slots::new(pd, plan.receives as usize, plan.max_len)?,
+            target: Some(target),
+            limited: pd.alloc_mr(64, Access::LOCAL | Access::REMOTE_READ)?,
+            window: pd.alloc_mw(MwType::Type2)?,
+            gone: gone.sge(..),
+            longest: plan.max_len,
+        })
+    }
+
+    pub(super) fn told(&self, counter: &MemoryRegion) -> Option<Told> {
+        Some(Told {
+            target: self.target.as_ref()?.remote(),
+            limited: self.limited.remote(),
+            counter: counter.remote(),
+            lent: Lent::Nothing,
+        })
+    }
+
+    pub(super) fn memory(&self) -> Option<Vec<u8>> {
+        self.target.as_ref().map(|t| t.to_vec(0..t.len()))
+    }
+
+    /// A new window for a new life, and a target if it is gone.
+    pub(super) fn renew(&mut self, plan: &Conn) -> crate::verbs::Result<()> {
+        self.window = self.pd.alloc_mw(MwType::Type2)?;
+        if self.target.is_none() {
+            self.target = Some(self.pd.alloc_mr(plan.target, Access::REMOTE | Access::MW_BIND)?);
+        }
+        Ok(())
+    }
+
+    /// A message of the host's pattern, and where it lies.
+    fn gather(&self, op: &Op, len: usize) -> (Vec<Sge>, Vec<u8>) {
+        let mut sges = Vec::with_capacity(op.pieces);
+        let mut bytes = Vec::with_capacity(len);
+        for i in 0..op.pieces {
+            let n = len * (i + 1) / op.pieces - len * i / op.pieces;
+            let at = (op.src + 4099 * i) % (super::plan::SOURCE - n);
+            sges.push(self.source.sge(at..at + n));
+            let old = bytes.len();
+            bytes.resize(old + n, 0);
+            self.source.read(at, &mut bytes[old..]);
+        }
+        (sges, bytes)
+    }
+}
+
+fn v6_index(pd: &ProtectionDomain) -> crate::verbs::Result<u16> {
+    let gids = pd.context().gids()?;
+    let v6 = gids.iter().position(|g| g.gid.ip().is_some_and(|ip| ip.is_ipv6()));
+    Ok(v6.and_then(|i| u16::try_from(i).ok()).unwrap_or(0))
+}
+
+/// A request on its way into the queue.
+struct Ready {
+    id: u64,
+    op: Op,
+    kind: Kind,
+    sges: Vec<Sge>,
+    bytes: Option<Vec<u8>>,
+    remote: RemoteSlice,
+    imm: u32,
+    compare: u64,
+    range: (usize, usize),
+    fence: bool,
+}
+
+impl Ready {
+    fn wr<'a>(&'a self, gear: &'a Gear) -> SendWr<'a> {
+        let id = self.id;
+        let from = match &self.bytes {
+            Some(bytes) => inline(bytes),
+            None => Source::from(&self.sges[..]),
+        };
+        let one = || self.sges.first().copied().unwrap_or(gear.gone);
+        let wr = match self.kind {
+            Kind::Send | Kind::Bad(Bad::TooLong) => SendWr::send(id, from),
+            Kind::SendImm => SendWr::send(id, from).imm(self.imm),
+            Kind::SendInv => SendWr::send(id, from).invalidate(self.imm),
+            Kind::WriteImm => SendWr::write(id, from, self.remote).imm(self.imm),
+            Kind::Read | Kind::Bad(Bad::ReadBeyond) => {
+                SendWr::read(id, &self.sges[..], self.remote)
+            }
+            Kind::CompareSwap => {
+                SendWr::compare_swap(id, one(), self.remote, self.compare, self.op.value)
+            }
+            Kind::FetchAdd | Kind::Bad(Bad::Misaligned) => {
+                SendWr::fetch_add(id, one(), self.remote, self.op.value)
+            }
+            Kind::Count => SendWr::fetch_add(id, one(), self.remote, 1),
+            Kind::BindMw => {
+                let (from, len) = self.range;
+                match &gear.target {
+                    Some(t) => SendWr::bind_mw(id, &gear.window, t, from..from + len, RIGHTS),
+                    None => SendWr::send(id, ()),
+                }
+            }
+            Kind::LocalInv => SendWr::local_inv(id, gear.window.rkey()),
+            Kind::Write | Kind::Bad(_) => SendWr::write(id, from, self.remote),
+        };
+        let wr = if self.op.signaled { wr } else { wr.unsignaled() };
+        if self.fence { wr.fence() } else { wr }
+    }
+}
+
+const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
+
+impl End {
+    pub(super) fn new(gear: Gear, told: Told, mtu: usize, memory: Vec<u8>) -> Self {
+        Self {
+            gear: Some(gear),
+            told,
+            stream: Stream::new(mtu, memory),
+            next_op: 0,
+            next_post: Instant::ZERO,
+            receives: 0,
+            received: 0,
+            may_flush: false,
+            may_time_out: false,
+            may_be_refused: false,
+            may_be_kept_waiting: false,
+            spoils: Vec::new(),
+            pending: VecDeque::new(),
+            free: (0..LANDINGS).collect(),
+            last_window_use: None,
+            life: 0,
+            counts: Vec::new(),
+            counts_posted: 0,
+        }
+    }
+
+    /// The connection begins anew: nothing is in any queue.
+    pub(super) fn renew(&mut self, told: Told, mtu: usize, memory: Vec<u8>) {
+        let (counts, next_op) = (std::mem::take(&mut self.counts), self.next_op);
+        let (life, posted, at) = (self.life + 1, self.counts_posted, self.next_post);
+        if let Some(gear) = self.gear.take() {
+            (0..LANDINGS).for_each(|slot| gear.landing.clean(slot));
+            (0..gear.qp.cap().recv_wr as usize).for_each(|slot| {
+                if (slot + 1) * gear.inbox.size <= gear.inbox.mr.len() {
+                    gear.inbox.clean(slot);
+                }
+            });
+            *self = Self::new(gear, told, mtu, memory);
+        }
+        (self.counts, self.next_op, self.life) = (counts, next_op, life);
+        (self.counts_posted, self.next_post) = (posted, at);
+    }
+
+    /// Deregisters the target, unless a window is on it. Whether it is gone.
+    pub(super) fn deregister(&mut self) -> Result<bool, String> {
+        let Some(gear) = &mut self.gear else { return Ok(false) };
+        if !matches!(self.told.lent, Lent::Nothing | Lent::Dead(_)) {
+            return Ok(false);
+        }
+        let Some(target) = gear.target.take() else { return Ok(false) };
+        target.deregister().map_err(|e| format!("a region without windows stays: {e}"))?;
+        Ok(true)
+    }
+
+    pub(super) fn state(&self) -> Option<QpState> {
+        self.gear.as_ref().and_then(|g| g.qp.state().ok())
+    }
+
+    /// Posts receives until the queue is full. How many.
+    pub(super) fn post_receives(&mut self, plan: &Conn) -> Result<u64, String> {
+        let Some(gear) = &self.gear else { return Ok(0) };
+        let from = self.receives;
+        let to = self.received + u64::from(plan.receives);
+        for n in from..to {
+            let slot = slot_of(n, plan);
+            let sges = gear.inbox.sges(slot, plan.max_len, pieces_of(n));
+            let id = RECEIVE | self.life << LIFE_SHIFT | n;
+            let posted = gear.qp.post_recv(RecvWr::new(id, &sges[..]));
+            posted.map_err(|e| format!("a receive was not taken: {e}"))?;
+        }
+        self.receives = to.max(from);
+        Ok(self.receives - from)
+    }
+
+    /// Posts up to `batch` requests. How many, and what the peer must know. `peer` is what it lends;
+    /// `unused`: it makes no use of what is lent to it.
+    pub(super) fn post(
+        &mut self,
+        ops: &[Op],
+        batch: usize,
+        peer: &mut Told,
+        unused: bool,
+    ) -> Result<(usize, Vec<Note>), String> {
+        let Some(gear) = self.gear.take() else { return Ok((0, Vec::new())) };
+        let room = gear.qp.cap().send_wr as usize - self.stream.outstanding();
+        let mut ready = Vec::new();
+        let mut notes = Vec::new();
+        while ready.len() < batch.min(room) && self.next_op < ops.len() && !self.free.is_empty() {
+            let op = &ops[self.next_op];
+            let kind = self.kind_now(&gear, op, peer, unused);
+            ready.push(self.prepare(&gear, op, kind, peer, &mut notes));
+            self.next_op += 1;
+        }
+        let posted = gear.qp.post_send(ready.iter().map(|r| r.wr(&gear)));
+        self.gear = Some(gear);
+        match posted {
+            Ok(()) => Ok((ready.len(), notes)),
+            Err(e) => Err(format!("{room} slots of the send queue are free, but: {e}")),
+        }
+    }
+
+    /// What is posted instead of what cannot be now.
+    fn kind_now(&self, gear: &Gear, op: &Op, peer: &Told, unused: bool) -> Kind {
+        let own = self.told.lent;
+        let may_bind = matches!(own, Lent::Nothing | Lent::Dead(_)) && gear.target.is_some();
+        let bound = matches!(peer.lent, Lent::Bound(_));
+        match op.kind {
+            Kind::SendInv if !bound => Kind::Send,
+            Kind::BindMw if !may_bind => Kind::Write,
+            Kind::LocalInv if !matches!(own, Lent::Bound(_)) || !unused => Kind::Read,
+            Kind::Bad(Bad::DeadWindow) if !matches!(peer.lent, Lent::Dead(_)) => {
+                Kind::Bad(Bad::Key)
+            }
+            Kind::Bad(Bad::WindowBeyond) if !bound => Kind::Bad(Bad::WriteBeyond),
+            kind => kind,
+        }
+    }
+
+    /// Where a request goes: place in the target, and key.
+    fn place(&mut self, op: &Op, len: usize, peer: &Told) -> (usize, u32) {
+        let data = usize::try_from(peer.target.len).unwrap_or(0) - WORDS;
+        let (lo, hi, rkey, window) = match peer.lent {
+            Lent::Bound(k) if op.window && k.len >= len => (k.from, k.from + k.len, k.rkey, true),
+            _ => (0, data, peer.target.rkey, false),
+        };
+        if window {
+            self.last_window_use = Some(self.stream.posted());
+        }
+        let room = (hi - lo - len) as u64;
+        // Often the very end: what counts bytes counts wrong there.
+        let at = if op.at.is_multiple_of(5) { room } else { op.at % (room + 1) };
+        (lo + usize::try_from(at).unwrap_or(0), rkey)
+    }
+
+    fn id(&self) -> u64 {
+        self.life << LIFE_SHIFT | self.stream.posted() as u64
+    }
+
+    /// Makes a request, and tells the model.
+    fn prepare(
+        &mut self,
+        gear: &Gear,
+        op: &Op,
+        kind: Kind,
+        peer: &mut Told,
+        notes: &mut Vec<Note>,
+    ) -> Ready {
+        let id = self.id();
+        let mut ready = Ready {
+            id,
+            op: *op,
+            kind,
+            sges: Vec::new(),
+            bytes: None,
+            remote: peer.target.at(0),
+            imm: u32::try_from(op.value >> 32).unwrap_or(0),
+            compare: 0,
+            range: (0, 0),
+            fence: op.fence,
+        };
+        let mut posted = Posted {
+            id,
+            opcode: WcOpcode::Send,
+            signaled: op.signaled,
+            fence: op.fence,
+            fails: None,
+            effect: Effect::Nothing,
+            answer: Answer::Nothing,
+            message: None,
+        };
+        let mut pending = Pending { index: self.stream.posted(), slot: None, local: None };
+        match kind {
+            Kind::Send | Kind::SendImm | Kind::SendInv | Kind::Write | Kind::WriteImm => {
+                self.prepare_bytes(gear, peer, &mut ready, &mut posted);
+            }
+            Kind::Read | Kind::CompareSwap | Kind::FetchAdd | Kind::Count => {
+                self.prepare_answered(gear, peer, &mut ready, &mut posted, &mut pending);
+            }
+            Kind::BindMw => {
+                posted.opcode = WcOpcode::BindMw;
+                let data = gear.target.as_ref().map_or(0, MemoryRegion::len) - WORDS;
+                let from = usize::try_from(op.at % 4).unwrap_or(0) * 24;
+                ready.range = (from, data - from - usize::from(op.at & 64 != 0) * 40);
+                let rkey = gear.window.rkey();
+                let rkey = rkey & !0xff | rkey.wrapping_add(1) & 0xff;
+                let key = Key { rkey, from, len: ready.range.1 };
+                self.told.lent = Lent::Binding(key);
+                pending.local = Some(Lent::Bound(key));
+            }
+            Kind::LocalInv => {
+                posted.opcode = WcOpcode::LocalInv;
+                if let Lent::Bound(key) = self.told.lent {
+                    self.told.lent = Lent::Dying(key);
+                    pending.local = Some(Lent::Dead(key));
+                }
+            }
+            Kind::Bad(bad) => {
+                self.prepare_bad(gear, peer, bad, &mut ready, &mut posted);
+                if bad != Bad::Local {
+                    notes.push(if bad == Bad::TooLong { Note::Overflows } else { Note::Breaks });
+                }
+                if bad == Bad::Misaligned {
+                    pending.slot = self.land(gear, &mut ready, 8, 1);
+                }
+            }
+        }
+        posted.fence = ready.fence;
+        self.stream.post(posted);
+        self.pending.push_back(pending);
+        ready
+    }
+
+    /// Requests that carry bytes.
+    fn prepare_bytes(
+        &mut self,
+        gear: &Gear,
+        peer: &mut Told,
+        ready: &mut Ready,
+        posted: &mut Posted,
+    ) {
+        let op = ready.op;
+        let (sges, data) = gear.gather(&op, op.len);
+        if op.inline {
+            ready.bytes = Some(data.clone());
+        }
+        ready.sges = sges;
+        let is_write = matches!(ready.kind, Kind::Write | Kind::WriteImm);
+        let has_imm = matches!(ready.kind, Kind::SendImm | Kind::WriteImm);
+        let mut message = Message {
+            opcode: if is_write { WcOpcode::RecvWriteImm } else { WcOpcode::Recv },
+            len: data.len(),
+            data: if is_write { Vec::new() } else { data.clone() },
+            imm: has_imm.then_some(ready.imm),
+            invalidates: None,
+        };
+        if is_write {
+            posted.opcode = WcOpcode::Write;
+            let (at, rkey) = self.place(&op, op.len, peer);
+            ready.remote = RemoteSlice { rkey, ..peer.target.at(at as u64) };
+            posted.effect = Effect::Bytes { at, data };
+        }
+        if let (Kind::SendInv, Lent::Bound(key)) = (ready.kind, peer.lent) {
+            peer.lent = Lent::Dying(key);
+            ready.imm = key.rkey;
+            message.invalidates = Some(key.rkey);
+            // A READ that must be repeated would find the window gone.
+            ready.fence = true;
+        }
+        if ready.kind != Kind::Write {
+            posted.message = Some(message);
+        }
+    }
+
+    /// Requests that bring something back.
+    fn prepare_answered(
+        &mut self,
+        gear: &Gear,
+        peer: &Told,
+        ready: &mut Ready,
+        posted: &mut Posted,
+        pending: &mut Pending,
+    ) {
+        let op = ready.op;
+        let words = usize::try_from(peer.target.len).unwrap_or(0) - WORDS;
+        let at = words + usize::try_from(op.at % (WORDS as u64 / 8)).unwrap_or(0) * 8;
+        match ready.kind {
+            Kind::Read => {
+                posted.opcode = WcOpcode::Read;
+                // Now and then of the words, too.
+                let (at, rkey) = match op.at % 4 {
+                    0 if op.len <= WORDS => (words, peer.target.rkey),
+                    _ => self.place(&op, op.len, peer),
+                };
+                ready.remote = RemoteSlice { rkey, ..peer.target.at(at as u64) };
+                posted.answer = Answer::Bytes { at, data: self.stream.ahead(at, op.len).to_vec() };
+                pending.slot = self.land(gear, ready, op.len, op.pieces);
+            }
+            Kind::Count => {
+                posted.opcode = WcOpcode::FetchAdd;
+                ready.remote = peer.counter.at(0);
+                posted.answer = Answer::Count;
+                self.counts_posted += 1;
+                pending.slot = self.land(gear, ready, 8, 1);
+            }
+            _ => {
+                let before = self.stream.word(at);
+                posted.answer = Answer::Word(before);
+                ready.remote = peer.target.at(at as u64);
+                let value = if ready.kind == Kind::FetchAdd {
+                    posted.opcode = WcOpcode::FetchAdd;
+                    before.wrapping_add(op.value)
+                } else {
+                    posted.opcode = WcOpcode::CompSwap;
+                    ready.compare = if op.at & 16 == 0 { before } else { op.value ^ 1 };
+                    if ready.compare == before { op.value } else { before }
+                };
+                posted.effect = Effect::Word { at, value };
+                pending.slot = self.land(gear, ready, 8, 1);
+            }
+        }
+    }
+
+    /// Takes a buffer for an answer.
+    fn land(
+        &mut self,
+        gear: &Gear,
+        ready: &mut Ready,
+        len: usize,
+        pieces: usize,
+    ) -> Option<(usize, usize, usize)> {
+        let slot = self.free.pop()?;
+        ready.sges = gear.landing.sges(slot, len, pieces);
+        Some((slot, len, pieces))
+    }
+
+    /// Requests that must fail.
+    fn prepare_bad(
+        &mut self,
+        gear: &Gear,
+        peer: &Told,
+        bad: Bad,
+        ready: &mut Ready,
+        posted: &mut Posted,
+    ) {
+        let len = ready.op.len.clamp(1, 64);
+        let target = peer.target;
+        let beyond = |end: usize| target.at((end + 1 - len) as u64);
+        let size = usize::try_from(target.len).unwrap_or(0);
+        posted.opcode = WcOpcode::Write;
+        ready.sges = vec![gear.source.sge(..len)];
+        let (remote, fails) = match bad {
+            Bad::Key => {
+                (RemoteSlice { rkey: target.rkey ^ 0x5a_5a00, ..target.at(0) }, WcStatus::RemAccess)
+            }
+            Bad::WriteBeyond => (beyond(size), WcStatus::RemAccess),
+            Bad::ReadBeyond => {
+                posted.opcode = WcOpcode::Read;
+                // It lands where nothing else does.
+                ready.sges = vec![gear.limited.sge(..len)];
+                (beyond(size), WcStatus::RemAccess)
+            }
+            Bad::WindowBeyond | Bad::DeadWindow => match peer.lent {
+                Lent::Bound(k) => {
+                    (RemoteSlice { rkey: k.rkey, ..beyond(k.from + k.len) }, WcStatus::RemAccess)
+                }
+                Lent::Dead(k) => {
+                    (RemoteSlice { rkey: k.rkey, ..target.at(k.from as u64) }, WcStatus::RemAccess)
+                }
+                _ => (RemoteSlice { rkey: 0, ..target.at(0) }, WcStatus::RemAccess),
+            },
+            Bad::Right => (peer.limited.at(0), WcStatus::RemAccess),
+            Bad::Misaligned => {
+                posted.opcode = WcOpcode::FetchAdd;
+                (target.at(size as u64 - 12), WcStatus::RemInvReq)
+            }
+            Bad::TooLong => {
+                posted.opcode = WcOpcode::Send;
+                ready.sges = vec![gear.source.sge(..gear.longest + 1)];
+                (target.at(0), WcStatus::RemInvReq)
+            }
+            Bad::Local => {
+                ready.sges = vec![gear.gone];
+                (target.at(0), WcStatus::LocProt)
+            }
+        };
+        ready.remote = remote;
+        posted.fails = Some(fails);
+    }
+
+    /// A completion of a request.
+    pub(super) fn completed(&mut self, wc: &WorkCompletion) -> Result<(), String> {
+        let (flush, time, refused) = (self.may_flush, self.may_time_out, self.may_be_refused);
+        let rnr = self.may_be_kept_waiting;
+        let accepted = self.stream.completed(wc, |p, status| match status {
+            WcStatus::WrFlush => flush,
+            WcStatus::RetryExc => time,
+            WcStatus::RnrRetryExc => {
+                rnr && (p.message.is_some() || p.fails == Some(WcStatus::RemInvReq))
+            }
+            WcStatus::RemAccess => refused,
+            _ => false,
+        })?;
+        match accepted {
+            Accepted::Done(index) => self.over(index + 1),
+            Accepted::Failed(index) => self.over(index),
+            Accepted::Flushed => Ok(()),
+        }
+    }
+
+    /// The queue pair is in ERR, and all its completions were taken.
+    pub(super) fn settle_silent(&mut self) -> Result<(), String> {
+        if self.stream.failed().is_some() {
+            return Ok(());
+        }
+        self.stream.settle_silent();
+        self.over(self.stream.settled())
+    }
+
+    /// The first `n` requests are done: looks at what they brought.
+    fn over(&mut self, n: usize) -> Result<(), String> {
+        while let Some(&p) = self.pending.front().filter(|p| p.index < n) {
+            self.pending.pop_front();
+            if let Some(lent) = p.local {
+                self.told.lent = lent;
+            }
+            let Some((slot, len, pieces)) = p.slot else { continue };
+            let Some(gear) = &self.gear else { continue };
+            let got = gear.landing.take(slot, len, pieces, len)?;
+            self.free.push(slot);
+            let word = got.first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
+            match &self.stream.get(p.index).answer {
+                Answer::Nothing => {}
+                Answer::Bytes { .. } => self.stream.check_read(p.index, &got)?,
+                Answer::Count => self.counts.push(word),
+                Answer::Word(before) if *before == word => {}
+                Answer::Word(before) => {
+                    let id = self.stream.get(p.index).id;
+                    return Err(format!(
+                        "atomic {id} brought {word:#x}, and {before:#x} was there"
+                    ));
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// A completion of a receive. `peer` is who sends here.
+    pub(super) fn arrived(
+        &mut self,
+        wc: &WorkCompletion,
+        peer: &mut Stream,
+        plan: &Conn,
+    ) -> Result<(), String> {
+        let want = RECEIVE | self.life << LIFE_SHIFT | self.received;
+        if wc.wr_id != want || self.received >= self.receives {
+            return Err(format!("{wc:?}: expected receive {want:#x} of {}", self.receives));
+        }
+        let n = self.received;
+        self.received += 1;
+        if wc.status != WcStatus::Success {
+            let is_err = self.state() == Some(QpState::Err);
+            let explained = self.spoils.contains(&wc.status);
+            if explained {
+                // At most one: the queue pair is in ERR.
+                self.spoils.clear();
+            }
+            if is_err && (explained || wc.status == WcStatus::WrFlush) {
+                return Ok(());
+            }
+            return Err(format!("{wc:?}: nothing that happened explains this status"));
+        }
+        let Some(gear) = &self.gear else { return Ok(()) };
+        let len = if wc.opcode == WcOpcode::RecvWriteImm { 0 } else { wc.byte_len as usize };
+        if len > plan.max_len {
+            return Err(format!("{wc:?}: longer than its buffer"));
+        }
+        let data = gear.inbox.take(slot_of(n, plan), plan.max_len, pieces_of(n), len)?;
+        peer.message(wc, &data)?;
+        if let (Some(rkey), Lent::Dying(key)) = (wc.invalidated_rkey, self.told.lent)
+            && rkey == key.rkey
+        {
+            self.told.lent = Lent::Dead(key);
+        }
+        Ok(())
+    }
+
+    /// Whether the peer's window is not in use by any request under way.
+    pub(super) fn uses_no_window(&self) -> bool {
+        self.last_window_use.is_none_or(|i| i < self.stream.settled())
+    }
+}
+
+/// The slot of receive number `n`.
+fn slot_of(n: u64, plan: &Conn) -> usize {
+    usize::try_from(n % u64::from(plan.receives)).unwrap_or(0)
+}
+
+fn pieces_of(n: u64) -> usize {
+    1 + usize::try_from(n % 3).unwrap_or(0)
+}
