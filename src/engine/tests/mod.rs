@@ -7,3 +7,4 @@ mod random;
 mod rc;
 mod sharing;
 mod sizes;
+mod trace;

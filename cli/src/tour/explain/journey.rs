@@ -70,9 +70,14 @@ impl Made {
         Ok(Self { qp, cq, mr })
     }
 
+    fn address(&self) -> String {
+        let gid = self.qp.endpoint().gid;
+        gid.ip().map_or_else(|| gid.to_string(), |ip| ip.to_string())
+    }
+
     fn side(&self) -> Side {
         Side {
-            address: self.qp.endpoint().gid.to_string(),
+            address: self.address(),
             qpn: self.qp.number(),
             iova: self.mr.iova(),
             len: self.mr.len(),
@@ -126,7 +131,10 @@ pub(super) fn run(request: &Request) -> Result<Journey, Failure> {
         sim.rule(Rule::new(Class::Request, Action::Drop).nth(nth))?;
     }
     if let Some(file) = &request.pcap {
-        sim.pcap(file).map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+        // Its own words say which file; those of a verb would say which errno.
+        std::fs::File::create(file)
+            .map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+        sim.pcap(file)?;
     }
     let sides = [a.side(), b.side()];
     let trace = Arc::new(sim.trace(RECORDS)?);
