@@ -45,6 +45,7 @@ fn use_it(ctx: &Context, tcp: &mut (impl Read + Write)) -> Result<()> {
     Ok(())
 }
 
+#[expect(clippy::disallowed_methods, reason = "a thread that ends with the process if we fail")]
 fn main() -> Result<()> {
     let ctx = softroce::open()?;
     let (mut a, mut b) = std::os::unix::net::UnixStream::pair()?;

@@ -87,8 +87,12 @@ struct Side {
 
 impl Side {
     fn new(ctx: &Context) -> Self {
+        Self::of(ctx, QpType::Rc)
+    }
+
+    fn of(ctx: &Context, kind: QpType) -> Self {
         let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(64).unwrap());
-        let qp = pd.create_qp(QpType::Rc, &cq).build().unwrap();
+        let qp = pd.create_qp(kind, &cq).build().unwrap();
         let mr = pd.alloc_mr(1 << 18, Access::REMOTE).unwrap();
         Self { qp, cq, mr }
     }
@@ -152,6 +156,46 @@ fn every_operation([a, b]: &[Side; 2], how: &str, get: fn(&Side), most: u64) {
     });
 }
 
+/// What unreliable queue pairs do, small and large; datagrams to two destinations in turn.
+fn unreliable(hosts: [&Context; 2], how: &str) {
+    let [a, b] = hosts.map(|ctx| Side::of(ctx, QpType::Uc));
+    a.qp.connect(&b.qp.endpoint()).unwrap();
+    b.qp.connect(&a.qp.endpoint()).unwrap();
+    let theirs = b.mr.remote();
+    for len in [8, 50_000] {
+        let mine = a.mr.sge(..len);
+        allocates_nothing(&format!("UC SEND and WRITE of {len}, {how}"), || {
+            b.qp.post_recv([RecvWr::new(1, b.mr.sge(..)), RecvWr::new(2, ())]).unwrap();
+            a.qp.post_send([SendWr::send(1, mine), SendWr::write(2, mine, theirs).imm(1)]).unwrap();
+            [&a, &a, &b, &b].into_iter().for_each(Side::wait);
+        });
+    }
+    let [a, b] = hosts.map(|ctx| Side::of(ctx, QpType::Ud));
+    let c = Side::of(hosts[0], QpType::Ud);
+    for side in [&a, &b, &c] {
+        side.qp.activate(1).unwrap();
+    }
+    // Of this process alone.
+    let [_, b1, b2, b3] = std::process::id().to_be_bytes();
+    let group = Gid::from(std::net::IpAddr::from([238, b1, b2, b3]));
+    let ah = |attr: &AhAttr| a.qp.pd().create_ah(attr).unwrap();
+    let ways = [&b, &c].map(|side| (ah(&side.qp.endpoint().ah()), side.qp.number()));
+    b.qp.attach_mcast(group).unwrap();
+    let all = ah(&AhAttr { dgid: group, ..AhAttr::default() });
+    for len in [0, 4000] {
+        allocates_nothing(&format!("datagrams of {len}, {how}"), || {
+            for side in [&b, &b, &c] {
+                side.qp.post_recv(RecvWr::new(1, side.mr.sge(..))).unwrap();
+            }
+            let wr = || SendWr::send(1, a.mr.sge(..len));
+            let [(here, x), (there, y)] = &ways;
+            let wrs = [wr().to(here, *x, 1), wr().to(there, *y, 1), wr().to(&all, 0, 1)];
+            a.qp.post_send(wrs).unwrap();
+            [&a, &a, &a, &b, &b, &c].into_iter().for_each(Side::wait);
+        });
+    }
+}
+
 #[test]
 fn no_operation_allocates() {
     the_count_counts();
@@ -195,6 +239,7 @@ mod udp {
     pub(super) fn by_waiting() {
         let Some([a, b]) = devices() else { return };
         every_operation(&connected([&a, &b]), "waiting", Side::wait, 0);
+        unreliable([&a, &b], "waiting");
     }
 
     pub(super) fn by_events_of_a_channel() {
@@ -219,6 +264,7 @@ mod udp {
 fn in_a_simulation() {
     let [a, b] = Sim::new(1).hosts(Link::default());
     every_operation(&connected([&a, &b]), "waiting", Side::wait, 0);
+    unreliable([&a, &b], "in a simulation");
 }
 
 fn in_a_simulation_with_losses() {

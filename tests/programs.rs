@@ -49,6 +49,35 @@ fn one_sided() {
 }
 
 #[test]
+fn without_privileges_and_without_locked_memory() {
+    let Some(program) = example("one_sided") else { return };
+    // In a user namespace that maps nobody, a process has no capability over anything outside, and the limit
+    // of memory that it may lock holds.
+    let confined = |program: &std::ffi::OsStr| {
+        let mut command = Command::new("prlimit");
+        command.args(["--memlock=0:0", "unshare", "--user"]).arg(program);
+        command.env_remove("SOFTROCE_DEVICE");
+        command
+    };
+    let trial = confined("true".as_ref()).output();
+    if !trial.as_ref().is_ok_and(|trial| trial.status.success()) {
+        return skip(format!("no prlimit(1), unshare(1) or user namespaces here: {trial:?}"));
+    }
+    let said = Running::start(&mut confined(program.get_program())).finish().ok();
+    assert!(said.contains("memory that its owner never touched"), "{said}");
+}
+
+#[test]
+fn kv_store() {
+    let Some(mut command) = example("kv_store") else { return };
+    // Ten thousand take a minute, optimised.
+    command.arg(if cfg!(debug_assertions) { "100" } else { "10000" });
+    let said = Running::start(&mut command).finish().ok();
+    assert!(said.contains("as it comes: seed") && said.contains("and another from byte"), "{said}");
+    assert!(said.contains("seeds, and every entry was put by somebody"), "{said}");
+}
+
+#[test]
 fn lossy_network() {
     let Some(said) = run("lossy_network") else { return };
     assert!(said.contains("1 MiB") && said.contains("the same again"), "{said}");
@@ -63,6 +92,29 @@ fn lossy_network() {
 fn state_machine() {
     let Some(said) = run("state_machine") else { return };
     assert_eq!(said, "Rts, and \"it is me\" came back\n");
+}
+
+/// One answers for ever; the other asks once.
+#[test]
+fn datagrams() {
+    use std::io::{BufRead, BufReader};
+    struct Killed(std::process::Child);
+    impl Drop for Killed {
+        fn drop(&mut self) {
+            let _ = self.0.kill();
+            let _ = self.0.wait();
+        }
+    }
+    let Some(mut answerer) = example("datagrams") else { return };
+    let mut answerer = Killed(answerer.stdout(std::process::Stdio::piped()).spawn().unwrap());
+    let mut said = String::new();
+    BufReader::new(answerer.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
+    let endpoint = said.trim().strip_prefix("ask me with: datagrams ").unwrap();
+    for _ in 0..2 {
+        let mut asker = example("datagrams").unwrap();
+        let said = Running::start(asker.arg(endpoint)).finish().ok();
+        assert_eq!(said, "the answer: \"who?\"\n");
+    }
 }
 
 #[test]

@@ -4,6 +4,8 @@
 //! that it finds a planted violation. What may deviate stands in a table with its reason, and a row that
 //! excuses nothing is itself a violation. The rules in words are in CONTRIBUTING.md.
 
+#[path = "tidy/conformance.rs"]
+mod conformance;
 #[path = "tidy/layers.rs"]
 mod layers;
 #[path = "tidy/source.rs"]
@@ -150,7 +152,8 @@ fn a_clock_is_found() {
 
 #[test]
 fn programs_use_the_public_api() {
-    obeyed(layers::public_only, &[]);
+    let swarm = ("cli/src/sim.rs", "a test of the device as a command; what it runs is no API");
+    obeyed(layers::public_only, &[swarm]);
 }
 
 #[test]
@@ -289,6 +292,61 @@ fn a_dead_link_and_a_lost_page_are_found() {
     ];
     let lost: Vec<_> = text::lost_pages(&pages).into_iter().map(|f| f.path).collect();
     assert_eq!(lost, ["docs/b.md"]);
+}
+
+#[test]
+fn known_mistakes_have_their_tests() {
+    let tree = tree();
+    let page = tree.iter().find(|s| s.path == conformance::PAGE).expect("the page is there");
+    report(conformance::rows(page, &tree, conformance::TABLES), &[]);
+}
+
+#[test]
+fn a_mistake_without_a_test_is_found() {
+    let tree = [
+        Source::new("src/a/b.rs", "mod tests { #[test] #[x(y)] fn one() {} fn no_test() {} }"),
+        Source::new("src/a/mod.rs", "mod tests;"),
+        Source::new("src/a/tests/mod.rs", "#[test] fn two() {}"),
+        Source::new("tests/c/d.rs", "#[test]\nfn three() {}\n// #[test] fn four() {}"),
+    ];
+    let found = |rows: &[(&str, &str)], tables: &[usize]| -> Vec<usize> {
+        let row = |(number, tests): &(&str, &str)| format!("| {number} | x | y | {tests} |\n");
+        let text = format!(
+            "| # | a | b | c |\n|--:|---|---|---|\n{}",
+            rows.iter().map(row).collect::<String>()
+        );
+        let page = Source::new(conformance::PAGE, &text);
+        conformance::rows(&page, &tree, tables).iter().map(|f| f.line).collect()
+    };
+    let good = [
+        ("1", "`a::b::tests::one`, `a::tests::two`"),
+        ("2", "`tests/c/d.rs::three`"),
+        ("3", "later: a thing"),
+        ("4", "`a::tests::two`; later: more"),
+    ];
+    assert_eq!(found(&good, &[4]), []);
+    assert_eq!(found(&good, &[5]), [1]);
+    assert_eq!(found(&good, &[4, 4]), [1]);
+    for names in [
+        "`a::b::tests::gone`",
+        "`a::b::tests::no_test`",
+        "`a::b::one`, `a::b::other::one`",
+        "`a::tests::two`, `one`",
+        "`tests/c/d.rs::four`",
+        "`tests/c/gone.rs::three`",
+        "`b::tests::one`",
+        "",
+        "three",
+        "later: ",
+    ] {
+        let [_, rest @ ..] = good;
+        let rows = [&[("1", names)][..], &rest].concat();
+        assert_eq!(found(&rows, &[4])[..1], [3], "{names}");
+    }
+    let numbers = |numbers: [&'static str; 3]| numbers.map(|n| (n, "later: x"));
+    assert_eq!(found(&numbers(["1", "3", "2"]), &[3]), [4, 5]);
+    assert_eq!(found(&numbers(["1", "2", "2"]), &[3]), [5]);
+    assert_eq!(found(&[("1", "later: x | y")], &[1]), [3]);
 }
 
 #[test]

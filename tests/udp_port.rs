@@ -470,6 +470,83 @@ fn a_port_talks_to_itself() {
     assert_eq!(got[2].1.len(), 952);
 }
 
+/// A group that no other process here is likely to use.
+fn group(n: u8) -> IpAddr {
+    let [_, _, c, d] = std::process::id().to_be_bytes();
+    [239, 192 + n, c, d].into()
+}
+
+fn path_to(from: &UdpPort, group: IpAddr) -> Path {
+    Path { dst: group, ..path(from, from) }
+}
+
+fn is_quiet(port: &UdpPort) -> bool {
+    let fd = port.readiness().unwrap();
+    poll(&mut [PollFd::new(fd, PollFlags::POLLIN)], PollTimeout::ZERO) == Ok(0)
+}
+
+#[test]
+fn members_of_a_group_get_what_is_sent_there() {
+    let (mut a, mut b) = pair();
+    let p = Path { traffic_class: 0x6a, hop_limit: 9, ..path_to(&a, group(0)) };
+    b.join(group(0)).unwrap();
+    b.join(group(0)).unwrap();
+    send(&mut a, p, b"to all", None);
+    let got = receive(&mut b, 1);
+    assert_eq!((got[0].0.path, &got[0].1[..]), (p, &b"to all"[..]));
+    assert!(is_quiet(&a) && is_quiet(&b), "joined twice, but received once");
+
+    // The sender is a member, too; and what is sent to it alone still arrives.
+    a.join(group(0)).unwrap();
+    send(&mut a, p, b"again", None);
+    assert_eq!(receive(&mut a, 1)[0].0.path.dst, group(0));
+    assert_eq!(receive(&mut b, 1)[0].1, b"again");
+    let back = path(&b, &a);
+    send(&mut b, back, b"alone", None);
+    assert_eq!(receive(&mut a, 1)[0].0.path, back);
+
+    b.leave(group(0)).unwrap();
+    send(&mut a, p, b"not to b", None);
+    assert_eq!(receive(&mut a, 1)[0].1, b"not to b");
+    assert!(is_quiet(&b));
+    // Segments are datagrams of their own, as always.
+    let payload = pattern(2500);
+    send(&mut a, p, &payload, Some(1000));
+    let got = receive(&mut a, 3);
+    assert_eq!(got.into_iter().flat_map(|(_, bytes)| bytes).collect::<Vec<u8>>(), payload);
+}
+
+#[test]
+fn groups_come_and_go_in_any_order() {
+    let (mut a, mut b) = pair();
+    for n in 0..4 {
+        b.join(group(n)).unwrap();
+    }
+    let mut there = vec![0, 1, 2, 3];
+    for gone in [1, 3, 0] {
+        b.leave(group(gone)).unwrap();
+        there.retain(|&n| n != gone);
+        for n in 0..4 {
+            let p = path_to(&a, group(n));
+            send(&mut a, p, &[n], None);
+        }
+        let mut got: Vec<u8> =
+            receive(&mut b, there.len()).iter().map(|(_, bytes)| bytes[0]).collect();
+        got.sort_unstable();
+        assert_eq!(got, there);
+        let p = path(&a, &b);
+        send(&mut a, p, b"alone", None);
+        assert_eq!(receive(&mut b, 1)[0].1, b"alone");
+    }
+    b.leave(group(7)).unwrap();
+    let v6 = "ff05::7".parse().unwrap();
+    assert_eq!(
+        b.join(v6).unwrap_err().raw_os_error(),
+        Some(libc::EADDRNOTAVAIL),
+        "no such address"
+    );
+}
+
 // ---- in a network namespace -------------------------------------------------------------------------
 
 /// What needs interfaces and addresses of its own: runs itself again in a network namespace, where root is
@@ -478,9 +555,11 @@ fn a_port_talks_to_itself() {
 fn in_a_network_namespace() {
     if std::env::var_os("SOFTROCE_NETNS").is_some() {
         two_ports_over_ipv6();
+        groups_over_ipv6();
         an_owner_of_all_addresses_is_named();
         a_virtual_pair();
         packets_through_another_interface_are_dropped();
+        a_host_without_ipv6();
         return;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/netns.sh");
@@ -529,6 +608,31 @@ fn two_ports_over_ipv6() {
     let got = receive(&mut b, most + 3);
     assert_eq!(got.into_iter().flat_map(|(_, bytes)| bytes).collect::<Vec<u8>>(), payload);
     assert_eq!((a.stats().send_errors, a.caps().gso_segments_v6), (0, most));
+}
+
+fn groups_over_ipv6() {
+    ip("link add m0 type veth peer name m1");
+    ip("link set m1 up");
+    for address in ["fd97::1/64", "fd97::2/64"] {
+        ip(&format!("-6 address add {address} dev m0 nodad"));
+    }
+    ip("link set m0 up");
+    let (mut a, mut b) = (open("fd97::1"), open("fd97::2"));
+    // Of the site, and of the link.
+    for group in ["ff05::1:7", "ff02::1:7"] {
+        let group: IpAddr = group.parse().unwrap();
+        b.join(group).unwrap();
+        let p = Path { hop_limit: 5, ..path_to(&a, group) };
+        send(&mut a, p, b"to all", None);
+        let got = receive(&mut b, 1);
+        assert_eq!((got[0].0.path.src, got[0].0.path.dst), (p.src, group));
+        assert_eq!((got[0].0.path.hop_limit, &got[0].1[..]), (5, &b"to all"[..]));
+        b.leave(group).unwrap();
+        send(&mut a, p, b"to nobody", None);
+        assert!(is_quiet(&b));
+    }
+    drop((a, b));
+    ip("link delete m0");
 }
 
 fn an_owner_of_all_addresses_is_named() {
@@ -666,4 +770,24 @@ impl Drop for KillOnDrop {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// The last of them: the namespace has no IPv6 any more.
+fn a_host_without_ipv6() {
+    std::fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1").unwrap();
+    let error = UdpConfig::for_address("fd00::1".parse().unwrap(), 0).map(UdpPort::open);
+    assert!(!matches!(error, Ok(Ok(_))), "there is no such address any more");
+    ip("link add n0 type veth peer name n1");
+    ip("address add 10.97.0.1/24 dev n0");
+    ip("link set n0 up");
+    ip("link set n1 up");
+    let config = UdpConfig::for_interface("n0").unwrap();
+    let addresses: Vec<String> = config.addresses.iter().map(|a| a.ip.to_string()).collect();
+    assert_eq!(addresses, ["10.97.0.1"]);
+    for mut port in [UdpPort::open(config).unwrap(), open("127.0.0.1")] {
+        let p = path(&port, &port);
+        send(&mut port, p, &pattern(3000), Some(1024));
+        assert_eq!(receive(&mut port, 3)[2].1.len(), 952);
+    }
+    ip("link delete n0");
 }

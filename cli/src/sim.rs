@@ -62,6 +62,7 @@ struct Failed {
     what: String,
 }
 
+#[expect(clippy::disallowed_methods, reason = "how long it took, for somebody who waits")]
 pub(crate) fn run(args: &Args) -> ExitCode {
     let began = Instant::now();
     let mut report = Report::default();
@@ -131,15 +132,15 @@ fn summary(out: &mut dyn Write, report: &Report, seconds: f64) -> io::Result<()>
 fn tell(plan: &Plan, what: &str, out: &Path) -> io::Result<()> {
     complain(format_args!("seed {}: {what}", plan.seed));
     complain(format_args!("repeat with: softroce sim --seed {}", plan.seed));
-    let smaller = shrink(plan);
+    let fails = |p: &Plan| carry_out(p, &Options::default()).failure.is_some();
+    let smaller = shrink(plan, fails);
     let outcome = keep_plan(&smaller, out)?;
-    let ops = |p: &Plan| p.conns.iter().flat_map(|c| &c.ends).map(|e| e.ops.len()).sum::<usize>();
     complain(format_args!(
         "made smaller: {} of {} faults, {} of {} requests, {} packets: {}",
         smaller.faults.len(),
         plan.faults.len(),
-        ops(&smaller),
-        ops(plan),
+        smaller.requests(),
+        plan.requests(),
         outcome.packets,
         outcome.failure.as_deref().unwrap_or("which does not fail with the packets recorded")
     ));

@@ -181,8 +181,10 @@ fn a_receiver_that_is_late_costs_an_rnr_nak_and_a_timer() {
     assert!(at("wait", "begin_ns") < at("post_receive", "begin_ns"));
     assert!(at("post_receive", "begin_ns") < at("wait_over", "begin_ns"));
     assert_eq!(object["totals"]["opcodes"]["RC_SEND_ONLY"], 2);
+    let refuse = step(&object, "refuse")["text"].as_str().unwrap();
     assert!(
-        explain(&["rnr"]).contains("RNR NAK (receiver not ready): \"come back in 640.000 us\"")
+        refuse.contains("RNR NAK (receiver not ready): \"come back in 640.000 us\""),
+        "{refuse}"
     );
 }
 

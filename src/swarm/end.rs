@@ -190,7 +190,7 @@ impl Gear {
         }
         let gone = pd.alloc_mr(64, Access::LOCAL)?;
         let target = pd.alloc_mr(plan.target, Access::REMOTE | Access::MW_BIND)?;
-        let pattern: Vec<u8> = (0..plan.target).map(|i| (i * 7 + (i >> 8) * 3) as u8).collect();
+        let pattern: Vec<u8> = (0..=250).cycle().take(plan.target).collect();
         target.write(0, &pattern);
         Ok(Self {
             qp: qp.build()?,
@@ -430,16 +430,16 @@ impl End {
             _ => (0, data, peer.target.rkey, false),
         };
         if window {
-            self.last_window_use = Some(self.stream.len());
+            self.last_window_use = Some(self.stream.posted());
         }
         let room = (hi - lo - len) as u64;
         // Often the very end: what counts bytes counts wrong there.
-        let at = if op.at % 5 == 0 { room } else { op.at % (room + 1) };
+        let at = if op.at.is_multiple_of(5) { room } else { op.at % (room + 1) };
         (lo + usize::try_from(at).unwrap_or(0), rkey)
     }
 
     fn id(&self) -> u64 {
-        self.life << LIFE_SHIFT | self.stream.len() as u64
+        self.life << LIFE_SHIFT | self.stream.posted() as u64
     }
 
     /// Makes a request, and tells the model.
@@ -474,7 +474,7 @@ impl End {
             answer: Answer::Nothing,
             message: None,
         };
-        let mut pending = Pending { index: self.stream.len(), slot: None, local: None };
+        let mut pending = Pending { index: self.stream.posted(), slot: None, local: None };
         match kind {
             Kind::Send | Kind::SendImm | Kind::SendInv | Kind::Write | Kind::WriteImm => {
                 self.prepare_bytes(gear, peer, &mut ready, &mut posted);
@@ -704,7 +704,8 @@ impl End {
 
     /// The first `n` requests are done: looks at what they brought.
     fn over(&mut self, n: usize) -> Result<(), String> {
-        while let Some(p) = self.pending.pop_front_if(|p| p.index < n) {
+        while let Some(&p) = self.pending.front().filter(|p| p.index < n) {
+            self.pending.pop_front();
             if let Some(lent) = p.local {
                 self.told.lent = lent;
             }

@@ -145,7 +145,7 @@ impl Stream {
     }
 
     /// Requests posted.
-    pub fn len(&self) -> usize {
+    pub fn posted(&self) -> usize {
         self.posted.len()
     }
 

@@ -311,6 +311,11 @@ impl Plan {
         Self { seed, links, windows, shared_cq, conns, faults, watched }
     }
 
+    /// Requests of all ends together.
+    pub fn requests(&self) -> usize {
+        self.conns.iter().flat_map(|c| &c.ends).map(|e| e.ops.len()).sum()
+    }
+
     /// When the last fault has ended.
     pub fn quiet(&self) -> Duration {
         self.faults.iter().map(|f| f.until).max().unwrap_or_default()

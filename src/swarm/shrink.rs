@@ -1,13 +1,12 @@
-//! Makes a plan smaller that fails: leaves out faults, connections and requests as long as it still does.
+//! Makes a plan smaller that fails: leaves out faults and requests as long as it still does.
 
 use super::plan::Plan;
-use super::run::{Options, run};
 
 /// Runs that a plan is worth.
 const RUNS: u32 = 400;
 
 /// The smallest plan found that fails, beginning with one that does.
-pub fn shrink(plan: &Plan) -> Plan {
+pub fn shrink(plan: &Plan, mut fails: impl FnMut(&Plan) -> bool) -> Plan {
     let mut best = plan.clone();
     let mut left = RUNS;
     loop {
@@ -19,7 +18,7 @@ pub fn shrink(plan: &Plan) -> Plan {
                     return best;
                 }
                 left -= 1;
-                if run(&candidate, &Options::default()).failure.is_some() {
+                if fails(&candidate) {
                     best = candidate;
                 } else {
                     at += 1;
@@ -33,8 +32,7 @@ pub fn shrink(plan: &Plan) -> Plan {
 }
 
 fn size(plan: &Plan) -> (usize, usize) {
-    let ops = plan.conns.iter().flat_map(|c| &c.ends).map(|e| e.ops.len()).sum();
-    (plan.faults.len(), ops)
+    (plan.faults.len(), plan.requests())
 }
 
 fn without_fault(plan: &Plan, at: usize) -> Option<Plan> {
@@ -48,7 +46,8 @@ fn without_requests(plan: &Plan, at: usize) -> Option<Plan> {
     let mut smaller = plan.clone();
     let ends = smaller.conns.iter_mut().flat_map(|c| &mut c.ends);
     let end = ends.filter(|e| !e.ops.is_empty()).nth(at / 2)?;
-    end.ops.truncate(if at % 2 == 0 { 0 } else { end.ops.len() / 2 });
+    end.ops.truncate(if at.is_multiple_of(2) { 0 } else { end.ops.len() / 2 });
+    // Nobody would hear of the last one otherwise.
     if let Some(last) = end.ops.last_mut() {
         last.signaled = true;
     }
@@ -61,4 +60,29 @@ fn shorter_fault(plan: &Plan, at: usize) -> Option<Plan> {
     let long = fault.until - fault.from;
     fault.until = fault.from + long / 2;
     (long.as_nanos() > 2000).then_some(smaller)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_does_not_matter_goes() {
+        let plan = (1..).map(Plan::new).find(|p| p.faults.len() > 3 && p.requests() > 200).unwrap();
+        let wanted = plan.faults[2].what;
+        let fails = |p: &Plan| p.faults.iter().any(|f| f.what == wanted) && p.requests() >= 10;
+        let small = shrink(&plan, fails);
+        assert!(fails(&small), "it still fails");
+        assert_eq!(small.faults.len(), 1);
+        assert!(small.requests() < 40, "{}", small.requests());
+        assert!(
+            small.faults[0].until - small.faults[0].from <= std::time::Duration::from_micros(2)
+        );
+    }
+
+    #[test]
+    fn it_ends_also_when_everything_fails() {
+        let small = shrink(&Plan::new(3), |_| true);
+        assert_eq!(size(&small), (0, 0));
+    }
 }

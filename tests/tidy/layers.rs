@@ -26,7 +26,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
         "nic",
         &["engine", "port", "fabric", "capture", "queue", "mem", "wire", "net", "time", "seed"],
     ),
-    ("verbs", &["nic", "queue", "mem", "wire::num", "net", "time"]),
+    ("verbs", &["nic", "queue", "mem", "wire::num", "wire::grh", "net", "time"]),
     // Of the engine, what things are called, and handles to queue pairs; its workings are not seen.
     (
         "verbs",
@@ -46,6 +46,8 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause"]),
+    // A user of the simulation like any other, who knows what packets mean.
+    ("swarm", &["sim", "verbs", "fabric", "seed", "wire", "net", "time"]),
     // What a NIC does, step by step, for whoever looks.
     ("sim::trace", &["engine::trace"]),
 ];
@@ -75,7 +77,7 @@ pub(crate) const OUTSIDE: &[Exception] = &[(
 
 /// Everything that runs under a seed: here the order of iteration is part of the result.
 const SEEDED: &[&str] =
-    &["time", "net", "wire", "mem", "queue", "seed", "engine", "fabric", "capture", "sim"];
+    &["time", "net", "wire", "mem", "queue", "seed", "engine", "fabric", "capture", "sim", "swarm"];
 
 /// Crates that stand for a part of the outside world, and the modules that speak to it.
 const CRATES: &[(&str, &[&str])] = &[
@@ -83,7 +85,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["mem::raw", "port"]),
     ("nix", &["port", "nic"]),
     ("pcap_file", &["capture"]),
-    ("smoltcp", &["wire::frame"]),
+    ("smoltcp", &["wire::frame", "wire::grh"]),
     ("socket2", &["port"]),
 ];
 

@@ -393,3 +393,59 @@ fn completions_as_futures() {
         }
     });
 }
+
+#[test]
+fn a_future_that_is_dropped_takes_no_completion_along() {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicU32, Ordering};
+    use std::task::{Context as TaskContext, Poll, Wake, Waker};
+    struct Count(AtomicU32);
+    impl Wake for Count {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let to = b.memory(8);
+    let [first, second] = [0, 0].map(|n| Arc::new(Count(n.into())));
+    let (one, two) = (Waker::from(Arc::clone(&first)), Waker::from(Arc::clone(&second)));
+    let mut waits = pin!(a.cq.next());
+    assert!(waits.as_mut().poll(&mut TaskContext::from_waker(&one)).is_pending());
+    {
+        // What it waited for comes when nobody asks it any more.
+        let mut gives_up = pin!(a.cq.next());
+        assert!(gives_up.as_mut().poll(&mut TaskContext::from_waker(&two)).is_pending());
+        a.post(SendWr::write(1, inline(b"x"), to.remote()));
+        bed.until("both are woken", || {
+            first.0.load(Ordering::Relaxed) > 0 && second.0.load(Ordering::Relaxed) > 0
+        });
+    }
+    let Poll::Ready(wc) = waits.as_mut().poll(&mut TaskContext::from_waker(&one)) else {
+        panic!("the completion went with the one that gave up");
+    };
+    assert_eq!(wc.unwrap().ok().unwrap().wr_id, 1);
+    // A request whose task is gone is carried out, and its completion is the next one's.
+    a.post(SendWr::write(2, inline(b"y"), to.remote()));
+    assert_eq!(bed.block_on(a.cq.next()).unwrap().ok().unwrap().wr_id, 2);
+    assert_eq!(to.to_vec(0..1), b"y");
+}
+
+#[test]
+fn an_event_that_is_held_keeps_its_queue_and_stops_nobody() {
+    let Some(w) = Watched::start() else { return };
+    let Watched { pair: Pair { a, b }, channel, .. } = w;
+    b.rcq.arm(false).unwrap();
+    a.done(SendWr::send(1, ()));
+    let event = channel.get_event(LONG).unwrap();
+    // All handles go while the event is not acknowledged.
+    let Side { qp, rcq, .. } = b;
+    let number = rcq.number();
+    qp.destroy().unwrap();
+    drop(rcq);
+    assert_eq!(event.cq().number(), number);
+    drop(event);
+    drop(channel);
+    a.qp.destroy().unwrap();
+}

@@ -204,3 +204,24 @@ fn both_ends_go_on_after_an_error() {
         a.done(SendWr::write(2, inline(b"x"), to.remote()));
     }
 }
+
+#[test]
+fn a_write_to_oneself_that_is_refused() {
+    let Some(bed) = Bed::start() else { return };
+    // An unknown key, a range that ends outside, one that wraps.
+    let wrong: [fn(&MemoryRegion) -> RemoteSlice; 3] = [
+        |mr| RemoteSlice { rkey: mr.rkey() ^ 0xff00, ..mr.remote().at(0) },
+        |mr| RemoteSlice { addr: mr.iova() + 57, rkey: mr.rkey() },
+        |mr| RemoteSlice { addr: 0_u64.wrapping_sub(4), rkey: mr.rkey() },
+    ];
+    for wrong in wrong {
+        let side = Side::new(bed.hosts()[0]);
+        side.qp.connect(&side.qp.endpoint()).unwrap();
+        let to = side.memory(64);
+        let before = side.counter("rx_write_requests");
+        let wr = SendWr::write(1, inline(b"12345678"), wrong(&to));
+        assert_eq!(side.outcome(wr), WcStatus::RemAccess);
+        assert_eq!((side.state(), to.to_vec(0..64)), (QpState::Err, vec![0; 64]));
+        assert_eq!(side.counter("rx_write_requests"), before);
+    }
+}

@@ -108,3 +108,22 @@ fn children_keep_their_parents() {
     assert_eq!(to.to_vec(0..1), b"x");
     drop(y);
 }
+
+#[test]
+fn a_thousand_connections_one_after_the_other() {
+    let Some(bed) = Bed::start() else { return };
+    let [here, there] = bed.hosts();
+    let before = [here, there].map(|ctx| ctx.attr().unwrap());
+    for round in 0..1000_u64 {
+        let Pair { a, b } = Pair::connect(Side::new(here), Side::new(there), &QpAttr::default());
+        let (from, to) = (a.memory(3000), b.memory(3000));
+        let data = pattern(round, 3000);
+        from.write(0, &data);
+        b.qp.post_recv(RecvWr::new(round, ())).unwrap();
+        a.done(SendWr::write(round, from.sge(..), to.remote()).imm(1));
+        assert_eq!(b.received().ok().unwrap().wr_id, round);
+        assert_eq!(to.to_vec(0..3000), data);
+    }
+    assert_eq!([here, there].map(|ctx| ctx.attr().unwrap()), before);
+    still_working(&bed);
+}

@@ -71,6 +71,18 @@ fn inline_up_to_the_limit_and_no_further() {
 }
 
 #[test]
+fn no_inline_data_where_none_was_asked_for() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::with(&bed, |qp| qp.cap(QpCap { inline: 0, ..QpCap::default() }));
+    assert_eq!(a.qp.cap().inline, 0);
+    let to = Guarded::new(&b, 8);
+    let refused = cut_short(a.qp.post_send(SendWr::write(1, inline(b"x"), to.remote())));
+    assert_eq!(refused, (0, EINVAL, Cause::InlineTooLong { got: 1, max: 0 }));
+    a.done(SendWr::write(2, inline(b""), to.remote()));
+    to.bytes(0);
+}
+
+#[test]
 fn pieces_are_sent_and_filled_in_order() {
     let Some(bed) = Bed::start() else { return };
     let Pair { a, b } = Pair::over(&bed, &QpAttr::default().path_mtu(Mtu::B256));
@@ -230,9 +242,13 @@ fn reads_beyond_the_depth_wait_their_turn() {
 #[test]
 fn a_read_where_none_is_allowed_fails_and_does_not_hang() {
     let Some(bed) = Bed::start() else { return };
-    let over = QpAttr::default().max_rd_atomic(0);
+    let over = QpAttr::default().max_rd_atomic(0).max_dest_rd_atomic(0);
     let Pair { a, b } = Pair::over(&bed, &over);
     let (mine, theirs) = (a.memory(8), b.memory(8));
+    let told = a.qp.query().unwrap();
+    assert_eq!((told.max_rd_atomic, told.max_dest_rd_atomic), (Some(0), Some(0)));
+    b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+    a.done(SendWr::send(1, ()));
     a.done(SendWr::write(1, mine.sge(..), theirs.remote()));
     match a.qp.post_send(SendWr::read(2, mine.sge(..), theirs.remote())) {
         Ok(()) => {

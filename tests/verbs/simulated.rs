@@ -285,3 +285,26 @@ fn equal_seeds_give_equal_runs_and_others_do_not() {
     assert_eq!(run(5), run(5));
     assert_ne!(run(5).0, run(6).0);
 }
+
+#[test]
+fn simulations_side_by_side_do_not_know_each_other() {
+    let run = |seed| {
+        let sim = Sim::new(seed);
+        let Pair { a, b } = pair(&sim, Link { loss: 0.05, ..Link::default() });
+        let (from, to) = (a.memory(20_000), b.memory(20_000));
+        a.done(SendWr::write(1, from.sge(..), to.remote()));
+        (sim.trace_hash(), sim.now(), a.qp.number(), to.rkey())
+    };
+    let alone: Vec<_> = (0..10).map(run).collect();
+    // Ten threads, each with a hundred of them, all with the same names and addresses.
+    thread::scope(|s| {
+        for start in 0..10_usize {
+            let (alone, run) = (&alone, &run);
+            s.spawn(move || {
+                for seed in (0..100).map(|i| (start + i) % 10) {
+                    assert_eq!(run(seed as u64), alone[seed], "seed {seed}");
+                }
+            });
+        }
+    });
+}

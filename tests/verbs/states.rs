@@ -404,3 +404,22 @@ fn numbers_and_first_sequence_numbers_differ() {
     }
     assert!(numbers.iter().all(|&n| n > 1 && n < 0xff_ffff));
 }
+
+#[test]
+fn read_resources_do_not_change_while_it_runs() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let (mine, theirs) = (a.memory(1 << 20), b.memory(1 << 20));
+    theirs.fill(0..1 << 20, 0x33);
+    a.qp.post_send((0..8).map(|id| SendWr::read(id, mine.sge(..), theirs.remote()))).unwrap();
+    // With the READs under way, and after them.
+    for id in 0..8 {
+        for n in [0, 1, 128] {
+            let (from, to) = (QpState::Rts, QpState::Rts);
+            let cause = refused(&b, &QpAttr::default().max_dest_rd_atomic(n));
+            assert_eq!(cause, Cause::UnexpectedAttr { from, to, attr: "max_dest_rd_atomic" });
+        }
+        assert_eq!(a.sent().ok().unwrap().wr_id, id);
+    }
+    assert_eq!(mine.to_vec(0..1 << 20), vec![0x33; 1 << 20]);
+}

@@ -445,3 +445,152 @@ fn late_copies_of_everything_change_nothing() {
     assert_eq!((p.results(0), p.results(1)), (vec![(1, Success)], vec![(1, Success)]));
     p.assert_quiet();
 }
+
+#[test]
+fn what_cannot_be_made_leaves_nothing_behind() {
+    let config = EngineConfig { max_qp: 1, max_cq: 2, max_pd: 1, ..EngineConfig::new([9; 32]) };
+    let mut p = Pair::new(&Setup::default());
+    let old = &p.sides[0].engine;
+    let gid = LocalGid { ip: old.gids()[0].ip, scope_id: 0 };
+    let mut engine = Engine::new(config, *old.caps(), vec![gid]);
+    let pd = engine.alloc_pd().unwrap();
+    let (cq, _cqs) = engine.create_cq(16).unwrap();
+    let init = |send_cq, recv_cq, cap| crate::engine::QpInit {
+        kind: crate::engine::qp::attr::QpType::Rc,
+        pd,
+        send_cq,
+        recv_cq,
+        cap,
+        sig_all: false,
+        cc: None,
+    };
+    let good = QpCap::default();
+    assert!(engine.alloc_pd().is_err(), "one domain too many");
+    for (send_cq, recv_cq, cap) in [
+        (cq, cq, QpCap { send_wr: u32::MAX, ..good }),
+        (cq, cq, QpCap { inline: u32::MAX, ..good }),
+        // What comes first is there, what comes second is not.
+        (cq, cq + 1, good),
+        (cq + 1, cq, good),
+    ] {
+        assert!(engine.create_qp(init(send_cq, recv_cq, cap)).is_err());
+    }
+    let (qp, face) = engine.create_qp(init(cq, cq, good)).unwrap();
+    assert!(engine.create_qp(init(cq, cq, good)).is_err(), "one queue pair too many");
+    // Until it has a peer, nobody reaches it by its number.
+    p.sides[1].engine.modify_qp(p.now, p.sides[1].qp, &QpAttr::to(QpState::Reset)).unwrap();
+    let peer = ways_up(&Setup::default(), face.qpn().raw(), Gid::from(gid.ip));
+    for attr in peer {
+        p.sides[1].engine.modify_qp(p.now, p.sides[1].qp, &attr).unwrap();
+    }
+    p.post(1, p.wqe(1, SendOp::Write, 1, 0), &[p.sge(1, 0, 8)]);
+    for (meta, bytes) in p.take_wire() {
+        engine.handle_datagram(p.now, &meta, &bytes);
+    }
+    assert_eq!(engine.counters().get(C::DropState), 1);
+    assert_eq!(engine.poll_transmit(p.now, Acks::Send, &mut [0; 4096]), None);
+    // Each goes when what uses it has gone, and nothing that failed holds it.
+    assert!(matches!(engine.destroy_cq(cq), Err(Cause::Busy { .. })));
+    assert!(matches!(engine.dealloc_pd(pd), Err(Cause::Busy { .. })));
+    engine.destroy_qp(qp).unwrap();
+    engine.destroy_cq(cq).unwrap();
+    engine.dealloc_pd(pd).unwrap();
+}
+
+#[test]
+fn a_successor_inherits_no_timer() {
+    // Timers of all kinds: for an ACK, for a receiver that is not ready, for an ACK of our own that is held.
+    for case in 0..3 {
+        let setup = Setup { timeout: 8, retry_cnt: 0, min_rnr_timer: 12, ..Setup::default() };
+        let mut p = Pair::new(&setup);
+        match case {
+            0 => {
+                p.rule(|_| Fate::Drop);
+                p.post(0, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 8)]);
+            }
+            1 => {
+                p.post(0, p.wqe(0, SendOp::Send, 1, 0), &[p.sge(0, 0, 8)]);
+                p.run_for(Duration::from_micros(10));
+                assert_eq!(p.counter(0, C::RcvdRnrErr), 1);
+            }
+            _ => {
+                p.acks[0] = Acks::Hold;
+                p.post_recv(0, 1, &[p.sge(0, 0, 8)]);
+                p.post(1, p.wqe(1, SendOp::Send, 1, 0), &[p.sge(1, 0, 8)]);
+                p.run_for(Duration::from_micros(10));
+            }
+        }
+        assert!(p.sides[0].engine.poll_timeout().is_some(), "case {case}");
+        let place = p.sides[0].qp.slot;
+        for s in &mut p.sides {
+            s.engine.destroy_qp(s.qp).unwrap();
+        }
+        p.take_wire();
+        // In the end somebody has its place, and does not fail at the hour of the dead.
+        p.add_qp(&setup);
+        while p.sides[0].qps[1].0.slot != place {
+            for s in &mut p.sides {
+                let (qp, _face) = s.qps.pop().unwrap();
+                s.engine.destroy_qp(qp).unwrap();
+            }
+            p.add_qp(&setup);
+        }
+        let before = p.counter(0, C::SentPkts);
+        p.acks[0] = Acks::Send;
+        p.run_for(Duration::from_millis(20));
+        assert_eq!(p.sides[0].qps[1].1.state(), QpState::Rts, "case {case}");
+        assert_eq!(p.counter(0, C::SentPkts), before, "case {case}");
+        assert_eq!(p.sides[0].engine.poll_timeout(), None, "case {case}");
+    }
+}
+
+#[test]
+fn ten_thousand_connections_one_after_the_other() {
+    // So few places that whatever was left behind would take the next one's.
+    let limits: fn(&mut EngineConfig) = |c| (c.max_qp, c.max_cq, c.max_pd) = (2, 2, 2);
+    let setup = setup_small(&Setup { config: limits, ..Setup::default() });
+    let mut p = Pair::new(&setup);
+    let mut numbers = std::collections::BTreeSet::new();
+    for round in 0..10_000_u64 {
+        let mut extra = Vec::new();
+        for s in &mut p.sides {
+            let pd = s.engine.alloc_pd().unwrap();
+            let (cq, cqs) = s.engine.create_cq(4).unwrap();
+            let (qp, face) = super::pair::make_qp(&mut s.engine, pd, cq, &setup);
+            let region = crate::mem::Region::alloc(64).unwrap();
+            let choice = crate::mem::IovaChoice::Allocate;
+            let mr = s.engine.register(pd, region, choice, Access::REMOTE).unwrap();
+            numbers.insert(face.qpn().raw());
+            s.qps.push((qp, face));
+            extra.push((pd, cq, cqs, qp, mr));
+        }
+        p.connect(&setup);
+        let here = &extra[0].4;
+        let sge = crate::mem::Sge { addr: here.iova, length: 8, lkey: here.lkey };
+        let there = &extra[1].4;
+        let wqe = SendWqe {
+            wr_id: round,
+            op: SendOp::Write,
+            flags: SendFlags::SIGNALED,
+            remote_addr: there.iova,
+            rkey: there.rkey,
+            ..SendWqe::default()
+        };
+        p.post_on(0, 1, wqe, &[sge]);
+        p.run();
+        let mut done = Vec::new();
+        extra[0].2.poll(9, |c| done.push((c.wr_id, c.status)));
+        assert_eq!(done, [(round, 0)]);
+        for (s, (pd, cq, _, qp, mr)) in p.sides.iter_mut().zip(extra) {
+            s.engine.destroy_qp(qp).unwrap();
+            s.engine.deregister(pd, mr.lkey).unwrap();
+            s.engine.destroy_cq(cq).unwrap();
+            s.engine.dealloc_pd(pd).unwrap();
+            s.qps.pop();
+            assert_eq!((s.engine.qp_count(), s.engine.memory().regions()), (1, 1));
+        }
+        p.log.clear();
+    }
+    assert!(numbers.len() > 5000, "numbers are not used again soon: {}", numbers.len());
+    p.assert_quiet();
+}

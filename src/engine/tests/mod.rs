@@ -8,3 +8,4 @@ mod rc;
 mod sharing;
 mod sizes;
 mod trace;
+mod unreliable;

@@ -73,6 +73,8 @@ pub(crate) struct Pair {
     /// Every byte that was sent, with its time, if it is to be kept.
     pub(crate) tape: Option<Vec<u8>>,
     pub(crate) delay: Duration,
+    /// Bytes that a side may send at once.
+    pub(crate) room: usize,
     /// What a side does with plain ACKs.
     pub(crate) acks: [Acks; 2],
     loopback: bool,
@@ -236,6 +238,7 @@ impl Pair {
             seen: BTreeMap::new(),
             tape: None,
             delay: Duration::from_micros(2),
+            room: 1 << 16,
             acks: [Acks::Send; 2],
             loopback: false,
             sequence: 0,
@@ -372,7 +375,7 @@ impl Pair {
 
     /// Takes everything out of an engine that it has to say.
     pub(crate) fn pump(&mut self, side: usize) {
-        let mut buf = vec![0; 1 << 16];
+        let mut buf = vec![0; self.room];
         loop {
             let s = &mut self.sides[side];
             let Some((t, _)) = s.engine.poll_transmit(self.now, self.acks[side], &mut buf) else {

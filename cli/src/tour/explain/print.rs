@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use serde::Serialize;
 use softroce::sim::trace::{NicEvent, Passage, WqeBrief};
 use softroce::time::Duration;
-use softroce::wire::opcode;
+use softroce::wire::{NakCode, Syndrome, opcode};
 
 use super::journey::Journey;
 use super::steps::{Sent, Step, Who};
@@ -199,7 +199,8 @@ fn header(p: &Passage) -> String {
         list.push(format!("va={:016x} rkey={} add={}", eth.va, eth.rkey, eth.swap_add));
     }
     if let Some(aeth) = p.ext.aeth {
-        list.push(format!("syndrome={:02x} msn={}", aeth.syndrome.as_u8(), aeth.msn.raw()));
+        let (syndrome, meaning) = (aeth.syndrome.as_u8(), meaning(aeth.syndrome));
+        list.push(format!("syndrome={syndrome:02x} ({meaning}) msn={}", aeth.msn.raw()));
     }
     if let Some(ack) = p.ext.atomic_ack {
         list.push(format!("orig={}", ack.orig));
@@ -208,6 +209,17 @@ fn header(p: &Passage) -> String {
         list.push(format!("payload={bytes}"));
     }
     list.join(" ")
+}
+
+/// What a syndrome says.
+const fn meaning(syndrome: Syndrome) -> &'static str {
+    match syndrome {
+        Syndrome::Ack { .. } => "ACK",
+        Syndrome::RnrNak { .. } => "RNR NAK",
+        Syndrome::Nak(NakCode::SequenceError) => "NAK, PSN sequence error",
+        Syndrome::Nak(_) => "NAK",
+        Syndrome::Reserved(_) => "reserved",
+    }
 }
 
 /// All packets, by kind.

@@ -12,6 +12,7 @@ mod retries;
 mod script;
 mod sequence;
 mod states;
+mod strangers;
 mod uc;
 mod ud;
 mod windows;

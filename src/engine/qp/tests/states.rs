@@ -260,3 +260,23 @@ fn only_the_peer_is_heard_on_its_own_path_and_partition() {
     assert_eq!(s.counter(C::NpEcnMarkedRocePackets), 1);
     assert_eq!(s.results(), [(1, Success)]);
 }
+
+#[test]
+fn reserved_bits_are_ignored() {
+    let mut s = in_state(QpState::Rts);
+    let path = s.path();
+    let dest = crate::wire::num::Qpn::new(s.qpn());
+    let ip = crate::wire::icrc::IpFields::new(path.src, path.dst, 0, true, path.src_port).unwrap();
+    // Beside FECN and BECN, which the ICRC does not cover, and beside AckReq.
+    let mut bytes = pkt("SEND_ONLY", RQ).len(8).ask().bytes(dest, &path, 0);
+    bytes[4] |= 0x3f;
+    bytes[8] |= 0x7f;
+    let end = bytes.len() - 4;
+    let icrc = crate::wire::icrc::compute(&ip, &bytes[..end]);
+    bytes[end..].copy_from_slice(&icrc.to_le_bytes());
+    s.datagram(&path, 0, &bytes);
+    s.pump();
+    s.expect(&["ACK 002000 syn=1f msn=1"]);
+    assert_eq!(s.results(), [(1, Success)]);
+    assert_eq!(s.counter(C::NpEcnMarkedRocePackets), 0, "a reserved bit is no mark");
+}

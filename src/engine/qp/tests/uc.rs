@@ -188,7 +188,8 @@ fn a_message_may_begin_at_any_psn() {
 /// happens.
 #[test]
 fn requests_that_cannot_be_executed_are_dropped() {
-    let cases: [(&str, fn(&Script) -> Vec<In>, Counter); 9] = [
+    type Packets = fn(&Script) -> Vec<In>;
+    let cases: [(&str, Packets, Counter); 9] = [
         ("no receive", |_| vec![send("ONLY", 0)], Counter::OutOfBuffer),
         (
             "no receive for a long one",
@@ -413,4 +414,20 @@ fn attributes_of_reliable_connections_are_named_and_refused() {
     let got = s.engine.modify_qp(s.now, s.qp, &attr);
     let (from, to) = (QpState::Rtr, QpState::Rts);
     assert_eq!(got, Err(Cause::UnexpectedAttr { from, to, attr: "timeout" }));
+}
+
+#[test]
+fn who_asks_for_an_ack_gets_none() {
+    let mut s = Script::with(&uc());
+    s.post_recv(1, 0, 64);
+    s.recv(send("ONLY", 0).len(8).ask());
+    s.recv(write("ONLY", 1).reth(s.va(100), s.rkey(), 8).len(8).ask());
+    // Nor whoever leaves a gap, repeats itself, or is refused.
+    s.recv(write("ONLY", 5).reth(s.va(100), s.rkey(), 8).len(8).ask());
+    s.recv(write("ONLY", 5).reth(s.va(100), s.rkey(), 8).len(8).ask());
+    s.recv(write("ONLY", 6).reth(s.va(100), Rkey(3), 8).len(8).ask());
+    s.silent();
+    assert_eq!(s.results(), [(1, WcStatus::Success)]);
+    assert_eq!(s.counter(Counter::RxWriteRequests), 3);
+    assert_eq!((s.engine.poll_timeout(), s.state()), (None, QpState::Rts));
 }

@@ -126,7 +126,8 @@ fn a_controlled_qkey_is_that_of_the_queue_pair() {
 /// Each local error stops the send queue; the receives go on, and RTS starts it again.
 #[test]
 fn errors_of_requests() {
-    let cases: [(&str, fn(&mut Script) -> (SendWqe, Vec<Sge>), WcStatus); 8] = [
+    type Request = fn(&mut Script) -> (SendWqe, Vec<Sge>);
+    let cases: [(&str, Request, WcStatus); 8] = [
         (
             "longer than the path MTU of the port",
             |s| {
@@ -451,4 +452,15 @@ fn a_member_that_is_reset_is_still_a_member() {
     s.post_recv(1, 0, 100);
     s.recv_at(GROUP, THEM, &send(0));
     assert_eq!(s.results(), [(1, WcStatus::Success)]);
+}
+
+#[test]
+fn who_asks_for_an_ack_gets_none() {
+    let mut s = Script::with(&ud());
+    s.post_recv(1, 0, 64);
+    s.recv(send(0).len(8).ask());
+    s.recv(send(1).len(8).ask());
+    s.silent();
+    assert_eq!(s.results(), [(1, WcStatus::Success)]);
+    assert_eq!((s.engine.poll_timeout(), s.counter(Counter::OutOfBuffer)), (None, 1));
 }
