@@ -316,9 +316,10 @@ mod tests {
             [
                 "a Doorbell",
                 "a Fetched",
+                // Both leave in one segmented send.
+                "a Gathered",
                 "a Gathered",
                 "a Sent",
-                "a Gathered",
                 "a Sent",
                 "packet 1 from 0",
                 "packet 2 from 0",
