@@ -254,8 +254,11 @@ impl Observer for HostLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prelude::*;
     use crate::sim::{Action, Class, Link, Rule};
+    use crate::verbs::{
+        Access, CompletionQueue, Context, ProtectionDomain, QpType, QueuePair, SendWr, WcStatus,
+        inline,
+    };
 
     type Side = (ProtectionDomain, CompletionQueue, QueuePair);
 
