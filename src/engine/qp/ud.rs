@@ -157,6 +157,7 @@ impl Qp {
         if self.place(c, &header, payload).is_err() {
             return self.fail_here(c, WcStatus::LocProt);
         }
+        self.observe_scattered(c, packet.psn(), 0, needed);
         let (mut flags, mut imm) = (CqeFlags::GRH, 0);
         if let Some(immdt) = packet.immdt() {
             flags |= CqeFlags::WITH_IMM;
