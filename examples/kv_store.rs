@@ -74,7 +74,7 @@ impl Client {
         Ok(Self { cq, qp, buffer, table: server.table.remote() })
     }
 
-    fn at(&self, key: u64) -> softroce::verbs::RemoteSlice {
+    fn at(&self, key: u64) -> RemoteSlice {
         self.table.at(key * ENTRY as u64)
     }
 

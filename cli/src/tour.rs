@@ -8,9 +8,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use softroce::prelude::Mtu;
+
 use crate::output::{BAD_INPUT, complain};
 
 mod child;
+mod explain;
 mod first;
 mod layout;
 mod plan;
@@ -28,6 +31,18 @@ mod side;
 Exit status: 0 if every row was verified, 1 if one was not or the second process died, 2 if the tour could \
 not begin.")]
 pub(crate) struct Args {
+    /// Explain one operation instead, step by step, on a simulated network
+    #[arg(long, value_name = "WHAT", conflicts_with_all = ["device", "peer", "second"])]
+    explain: Option<explain::Topic>,
+    /// Bytes of the message that is explained: 4096, 64K, 1M
+    #[arg(long, value_name = "BYTES", requires = "explain", value_parser = explain::parse_size)]
+    size: Option<usize>,
+    /// Path MTU of the explanation
+    #[arg(
+        long, value_name = "BYTES", requires = "explain", default_value = "4096",
+        value_parser = explain::parse_mtu
+    )]
+    mtu: Mtu,
     /// Print one JSON object instead of text
     #[arg(long)]
     json: bool,
@@ -65,6 +80,15 @@ impl<E: std::error::Error> From<E> for Failure {
 pub(crate) fn run(args: &Args) -> ExitCode {
     if args.second {
         return second::run(&args.device);
+    }
+    if let Some(topic) = args.explain {
+        return explain::run(&explain::Request {
+            topic,
+            size: args.size,
+            mtu: args.mtu,
+            json: args.json,
+            pcap: args.pcap.clone(),
+        });
     }
     match first::run(args) {
         Ok(tour) => {

@@ -86,7 +86,22 @@ impl<W: Write> Writer<W> {
         ident: u16,
         datagram: &[u8],
     ) -> io::Result<()> {
-        self.write_frame(time, &envelope(path, ident), datagram, None)
+        self.write_commented(time, path, ident, datagram, None)
+    }
+
+    /// The same, with a comment for the reader of the capture (at most 60,000 bytes of it).
+    ///
+    /// # Errors
+    /// As for [`write`](Self::write).
+    pub fn write_commented(
+        &mut self,
+        time: Instant,
+        path: &Path,
+        ident: u16,
+        datagram: &[u8],
+        comment: Option<&str>,
+    ) -> io::Result<()> {
+        self.write_frame(time, &envelope(path, ident), datagram, comment)
     }
 
     /// Adds a datagram with all its IP fields given, and with a comment for the reader of the capture (at

@@ -11,6 +11,7 @@ use super::Engine;
 use super::config::IcrcPolicy;
 use super::counters::Counter;
 use super::qp::attr::QpType;
+use super::trace::{NicEvent, PacketBrief};
 use crate::net::{Ecn, RxMeta};
 use crate::time::Instant;
 use crate::wire::Error;
@@ -88,6 +89,8 @@ impl Engine {
         }
         self.common.count(Counter::RcvdPkts);
         self.common.counters.add(Counter::RcvdBytes, datagram.len() as u64);
+        self.common
+            .observe(|| NicEvent::Arrived(PacketBrief::from_packet(&packet, datagram.len())));
         if meta.path.ecn() == Ecn::Ce {
             self.common.count(Counter::NpEcnMarkedRocePackets);
         }

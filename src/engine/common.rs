@@ -9,11 +9,14 @@ use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::AsyncEvent;
+use super::status::WcStatus;
+use super::trace::{NicEvent, Observer};
 use super::window::{WindowId, Windows};
-use crate::mem::MrTable;
+use crate::mem::{Access, AccessError, DmaSlice, MrTable, PdId};
 use crate::net::PortCaps;
 use crate::queue::{CqProducer, Cqe};
 use crate::time::Instant;
+use crate::wire::num::{Qpn, Rkey};
 
 /// A completion queue as the engine sees it.
 #[derive(Debug)]
@@ -45,6 +48,8 @@ pub(crate) struct Common {
     /// A receive completed since the driver last asked.
     pub(crate) received: bool,
     pub(crate) now: Instant,
+    /// Who is told of each thing that happens, if anybody is.
+    pub(super) observer: Option<Box<dyn Observer>>,
 }
 
 /// Events kept for an application that does not fetch them; older ones win.
@@ -67,11 +72,45 @@ impl Common {
             overrun: Vec::new(),
             received: false,
             now: Instant::ZERO,
+            observer: None,
         }
     }
 
     pub(crate) fn count(&mut self, c: Counter) {
         self.counters.count(c);
+    }
+
+    /// Tells the observer, if there is one: what `event` makes is made only then. `None`: nothing to tell.
+    #[inline]
+    pub(crate) fn observe<E: Into<Option<NicEvent>>>(&mut self, event: impl FnOnce() -> E) {
+        if self.observer.is_some() {
+            self.tell(event().into());
+        }
+    }
+
+    #[cold]
+    fn tell(&mut self, event: Option<NicEvent>) {
+        if let (Some(observer), Some(event)) = (&mut self.observer, event) {
+            observer.observe(self.now, event);
+        }
+    }
+
+    /// What a peer's request reaches, as [`MrTable::remote`] says it.
+    #[inline]
+    pub(crate) fn remote(
+        &mut self,
+        (pd, qpn): (PdId, Qpn),
+        rkey: Rkey,
+        va: u64,
+        len: u64,
+        need: Access,
+    ) -> Result<DmaSlice<'_>, AccessError> {
+        if self.observer.is_some() {
+            let refused = self.mrs.remote(pd, qpn, rkey, va, len, need).err();
+            let (qpn, pd, rkey) = (qpn.raw(), pd.0, rkey.0);
+            self.tell(Some(NicEvent::Checked { qpn, pd, rkey, va, len, need, refused }));
+        }
+        self.mrs.remote(pd, qpn, rkey, va, len, need)
     }
 
     pub(crate) fn event(&mut self, e: AsyncEvent) {
@@ -106,6 +145,14 @@ impl Common {
 
     /// Writes a completion; it is published with the others of the pass.
     pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
+        self.observe(|| NicEvent::Completed {
+            qpn: cqe.qpn,
+            cq,
+            kind: cqe.kind,
+            wr_id: cqe.wr_id,
+            status: WcStatus::from_raw(cqe.status.into()),
+            byte_len: cqe.byte_len,
+        });
         let timestamp = self.now.as_nanos();
         let Some(slot) = self.cqs.get_mut(cq as usize).and_then(Option::as_mut) else { return };
         if slot.producer.stage(Cqe { timestamp, ..cqe }, solicited).is_err() {

@@ -36,6 +36,7 @@ pub mod status;
 #[cfg(test)]
 mod tests;
 mod timer;
+pub mod trace;
 pub mod window;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -59,6 +60,7 @@ use index::QpTable;
 use mcast::Groups;
 use qp::Turn;
 use timer::Wheel;
+use trace::{NicEvent, Observer, PacketBrief};
 
 use crate::mem::{MrTable, PdId};
 use crate::net::{Ident, PortCaps, Transmit};
@@ -134,6 +136,11 @@ impl Engine {
         }
     }
 
+    /// Has `observer` told of each thing that happens from now on; `None`: nobody any more.
+    pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) {
+        self.common.observer = observer;
+    }
+
     /// What the port can do.
     pub fn caps(&self) -> &PortCaps {
         &self.common.caps
@@ -183,6 +190,7 @@ impl Engine {
     pub fn handle_doorbell(&mut self, now: Instant, handle: QpHandle) {
         self.common.now = now;
         let Some(qp) = self.qps.get(handle) else { return };
+        self.common.observe(|| NicEvent::Doorbell { qpn: qp.qpn.raw() });
         qp.handle_doorbell(&mut self.common);
         self.settle();
         self.schedule(handle.slot);
@@ -269,6 +277,12 @@ impl Engine {
             transmit.ident = 0;
         } else if self.common.caps.ident == Ident::Chosen {
             self.next_ident = self.next_ident.wrapping_add(u16::try_from(count).unwrap_or(0));
+        }
+        if self.common.observer.is_some() {
+            let size = transmit.segment_size.map_or(transmit.len, usize::from);
+            for datagram in buf[..transmit.len].chunks(size.max(1)) {
+                self.common.observe(|| PacketBrief::of(datagram).map(NicEvent::Sent));
+            }
         }
         Some((transmit, owner))
     }

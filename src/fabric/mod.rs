@@ -85,7 +85,7 @@ pub use fault::{Action, Class, Rule, RuleHits, RuleId, When};
 pub use link::Link;
 pub use port::FabricPort;
 pub use tap::{Packet, Verdict};
-pub use trace::PacketSink;
+pub use trace::{PacketSink, Passage, Watcher};
 
 use event::EventQueue;
 use fault::Rules;
@@ -533,6 +533,12 @@ impl Fabric {
     /// What the sink said, then or while packets came.
     pub fn stop_capture(&mut self) -> io::Result<()> {
         self.trace.stop()
+    }
+
+    /// Shows each packet from now on to `watcher`, when the switch has done with it: what a capture gets, too,
+    /// and what became of it. Replaces the watcher that was there; `None`: nobody any more.
+    pub fn watch(&mut self, watcher: Option<Watcher>) {
+        self.trace.watch(watcher);
     }
 
     /// A digest of everything that crossed the network so far: times, hosts, addresses, bytes and what

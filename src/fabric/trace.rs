@@ -46,6 +46,28 @@ pub trait PacketSink {
     }
 }
 
+/// A packet that the switch has done with, as a watcher sees it.
+#[derive(Clone, Copy, Debug)]
+pub struct Passage<'a> {
+    /// When.
+    pub at: Instant,
+    /// When its last bit reaches the receiver; `None`: never.
+    pub arrival: Option<Instant>,
+    /// Why not.
+    pub dropped: Option<&'static str>,
+    /// Number of the sending host.
+    pub from: usize,
+    /// Number of the receiving host; `None` if the switch does not know one.
+    pub to: Option<usize>,
+    /// IP and UDP fields.
+    pub path: &'a Path,
+    /// BTH to ICRC.
+    pub datagram: &'a [u8],
+}
+
+/// Is shown each packet when the switch has done with it.
+pub type Watcher = Box<dyn FnMut(&Passage<'_>) + Send>;
+
 /// What became of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
@@ -89,12 +111,14 @@ pub(super) struct Trace {
     sink: Option<Box<dyn PacketSink + Send>>,
     outcome: io::Result<()>,
     comment: String,
+    watcher: Option<Watcher>,
 }
 
 impl Trace {
     pub(super) fn new() -> Self {
         // The longest comment: five notes and a fate.
-        Self { digest: 0, sink: None, outcome: Ok(()), comment: String::with_capacity(128) }
+        let comment = String::with_capacity(128);
+        Self { digest: 0, sink: None, outcome: Ok(()), comment, watcher: None }
     }
 
     pub(super) const fn digest(&self) -> u64 {
@@ -103,6 +127,10 @@ impl Trace {
 
     pub(super) const fn is_capturing(&self) -> bool {
         self.sink.is_some()
+    }
+
+    pub(super) fn watch(&mut self, watcher: Option<Watcher>) {
+        self.watcher = watcher;
     }
 
     /// Starts a capture, after the end of the one before.
@@ -125,6 +153,17 @@ impl Trace {
     pub(super) fn record(&mut self, at: Instant, fate: Fate, p: &Stored, arrival: Instant) {
         self.digest = digest_of(self.digest, &header_of(at, fate, p, arrival), &p.bytes);
 
+        if let Some(watcher) = &mut self.watcher {
+            watcher(&Passage {
+                at,
+                arrival: (arrival != Instant::FAR_FUTURE).then_some(arrival),
+                dropped: fate.comment(),
+                from: p.from,
+                to: p.to,
+                path: &p.path,
+                datagram: &p.bytes,
+            });
+        }
         let Some(sink) = &mut self.sink else { return };
         self.comment.clear();
         for (note, text) in [

@@ -78,6 +78,12 @@ impl VirtualTime {
         self.hosts.lock().nics.push(Arc::downgrade(nic));
     }
 
+    /// The NICs that there are, by the number of their host.
+    pub fn nics(&self) -> Vec<(usize, Arc<Nic>)> {
+        let hosts = self.hosts.lock();
+        hosts.nics.iter().enumerate().filter_map(|(i, nic)| Some((i, nic.upgrade()?))).collect()
+    }
+
     /// A NIC goes: its host falls silent.
     pub(super) fn forget(&self, nic: &Nic) {
         let hosts = self.hosts.lock();

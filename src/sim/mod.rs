@@ -34,6 +34,7 @@
 //! variable `SOFTROCE_SEED` overrides the seed, to repeat a failure.
 
 mod exec;
+pub mod trace;
 
 use std::fmt;
 use std::future::Future;
@@ -74,6 +75,8 @@ struct Inner {
     time: Arc<VirtualTime>,
     executor: Executor,
     hosts: Mutex<u32>,
+    /// The trace that is being recorded.
+    trace: Mutex<Option<Arc<trace::Log>>>,
 }
 
 impl Sim {
@@ -100,6 +103,7 @@ impl Sim {
             time,
             executor: Executor::new(),
             hosts: Mutex::new(0),
+            trace: Mutex::new(None),
         }))
     }
 
@@ -162,6 +166,9 @@ impl Sim {
         let port = FabricPort::new(&self.0.fabric, host).map_err(invalid)?;
         let nic = Nic::simulated(Box::new(port), config, Arc::clone(&self.0.time));
         self.0.time.add(&nic);
+        if let Some(log) = &*self.0.trace.lock() {
+            log.attach(index as usize, &nic);
+        }
         let device = Device {
             name: format!("sim:{index}"),
             backend: Backend::Soft,
@@ -313,7 +320,8 @@ impl Sim {
         self.0.time.share();
     }
 
-    /// Writes everything that crosses the network from now on to a pcapng file.
+    /// Writes everything that crosses the network from now on to a pcapng file: what was lost, too, with a
+    /// comment that says so.
     ///
     /// # Errors
     /// The file's.
@@ -330,6 +338,19 @@ impl Sim {
     /// The file's, also those of earlier packets.
     pub fn stop_pcap(&self) -> Result<()> {
         Ok(self.0.fabric.lock().stop_capture()?)
+    }
+
+    /// Records from now on what NICs and network do, step by step: at most `capacity` records, the first
+    /// ones. Ends the recording that was going on, if there was one; ends itself when the
+    /// [`Trace`](trace::Trace) is dropped. See [`trace`].
+    ///
+    /// Recording changes nothing: neither packets nor times nor [`trace_hash`](Self::trace_hash).
+    ///
+    /// # Errors
+    /// `EDEADLK`: called from inside a tap.
+    pub fn trace(&self, capacity: usize) -> Result<trace::Trace> {
+        self.0.time.enter().map_err(|cause| Error::verb("sim", cause))?;
+        Ok(trace::Trace::start(self, capacity))
     }
 
     /// A digest of everything that crossed the network: times, hosts, bytes, and what became of them.
@@ -373,8 +394,7 @@ impl<W: io::Write + Send> PacketSink for Pcap<W> {
         datagram: &[u8],
         comment: Option<&str>,
     ) -> io::Result<()> {
-        let _ = comment;
-        self.0.write(at, path, ident, datagram)
+        self.0.write_commented(at, path, ident, datagram, comment)
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -18,6 +18,7 @@
 //! - Where nothing was lost, nothing is sent again.
 //! - Both ends of the network count the same packets, and in the end there is silence.
 
+mod check;
 mod end;
 mod model;
 mod plan;

@@ -48,6 +48,8 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("sim", &["engine::EngineConfig", "engine::cause"]),
     // A user of the simulation like any other, who knows what packets mean.
     ("swarm", &["sim", "verbs", "fabric", "seed", "wire", "net", "time"]),
+    // What a NIC does, step by step, for whoever looks.
+    ("sim::trace", &["engine::trace"]),
 ];
 
 /// Modules that all may use: the standard library by another name, and what tests share.

@@ -15,6 +15,7 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus;
+use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::net::{Ecn, RxMeta};
 use crate::queue::wqe::sges;
@@ -192,6 +193,7 @@ impl Qp {
         if scatter(&c.mrs, self.pd, &wqe, words, offset, packet.payload()).is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
+        self.observe_scattered(c, psn, offset, packet.payload().len());
         self.release_acked(c, index, &wqe, packet_index, packet_index + 1);
         self.req.una_psn = psn.offset(1);
         self.req.in_stream = !last_of_request;
@@ -222,6 +224,7 @@ impl Qp {
         if scatter(&c.mrs, self.pd, &wqe, words, 0, &result.orig.to_ne_bytes()).is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
+        self.observe_scattered(c, psn, 0, 8);
         self.release_acked(c, index, &wqe, 0, 1);
         self.req.una_psn = psn.offset(1);
         self.req.rd_out = self.req.rd_out.saturating_sub(1);
@@ -282,6 +285,12 @@ impl Qp {
         }
     }
 
+    /// Tells of bytes that arrived with `psn` and are in their place: from `offset` of the message on.
+    pub(super) fn observe_scattered(&self, c: &mut Common, psn: Psn, offset: usize, bytes: usize) {
+        let (qpn, psn) = (self.qpn.raw(), psn.raw());
+        c.observe(|| (bytes > 0).then_some(NicEvent::Scattered { qpn, psn, offset, bytes }));
+    }
+
     /// The oldest request is done: completes it if its owner asked for that, and frees its slot.
     pub(super) fn complete_oldest(&mut self, c: &mut Common, byte_len: u32) {
         let index = self.req.una;
@@ -290,6 +299,8 @@ impl Qp {
             if matches!(wqe.op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
                 c.count(Counter::RdmaSends);
             }
+            let qpn = self.qpn.raw();
+            c.observe(|| NicEvent::Retired { qpn, index, wr_id: wqe.wr_id });
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let cqe = Cqe {
                     wqe_index: index,

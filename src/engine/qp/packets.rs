@@ -6,6 +6,7 @@ use super::retry::ack_timeout;
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
+use crate::engine::trace::NicEvent;
 use crate::engine::window::PACKET_CHARGE;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::queue::wqe::{read_inline, sges};
@@ -13,7 +14,7 @@ use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::time::Duration;
 use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
-use crate::wire::num::{Psn, Rkey};
+use crate::wire::num::{Psn, Qpn, Rkey};
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
 
@@ -41,6 +42,14 @@ pub(super) struct Plan {
     window: usize,
     /// A READ or atomic that was not sent before.
     takes_credit: bool,
+}
+
+impl Plan {
+    /// What an observer is told of its payload.
+    pub(super) fn gathered(&self, qpn: Qpn) -> Option<NicEvent> {
+        let Self { psn, offset, payload: bytes, .. } = *self;
+        (bytes > 0).then(|| NicEvent::Gathered { qpn: qpn.raw(), psn: psn.raw(), offset, bytes })
+    }
 }
 
 /// Charge of packets `from..to` of a message of `len` bytes.

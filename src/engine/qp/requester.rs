@@ -17,6 +17,7 @@ use crate::engine::config::MAX_MSG;
 use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::{QpState, QpType};
 use crate::engine::status::WcStatus;
+use crate::engine::trace::{NicEvent, WqeBrief};
 use crate::mem::Bind;
 use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
@@ -267,6 +268,7 @@ impl Qp {
                 self.fail_locally(c, self.req.cur, WcStatus::LocProt);
                 return Turn::Idle;
             }
+            c.observe(|| plan.gathered(self.qpn));
             self.budget[REQUESTS] -= 1;
             if self.kind.is_reliable() {
                 self.sent(c, &plan, size);
@@ -380,6 +382,16 @@ impl Qp {
         if span + track.packets > MAX_SPAN {
             return false;
         }
+        c.observe(|| {
+            let (wqe, words) = self.sq.get(index)?;
+            Some(NicEvent::Fetched {
+                qpn: self.qpn.raw(),
+                wqe: WqeBrief::new(index, wqe, words),
+                first_psn: track.first.raw(),
+                psns: track.packets,
+                per_request: track.chunk,
+            })
+        });
         *self.req.track_mut(index) = track;
         self.req.next_psn = track.first.offset(track.packets);
         self.req.fresh = index.wrapping_add(1);

@@ -108,7 +108,7 @@ impl Qp {
         let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, payload);
         if payload > 0 {
             let (at, bytes) = (va.wrapping_add(offset as u64), payload as u64);
-            match c.mrs.remote(self.pd, self.qpn, rkey, at, bytes, Access::REMOTE_READ) {
+            match c.remote((self.pd, self.qpn), rkey, at, bytes, Access::REMOTE_READ) {
                 Ok(source) => source.read_into(0, builder.payload_mut()),
                 Err(_) => return self.lose_source(c, batch, place, resource),
             }

@@ -17,6 +17,7 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::event::AsyncEvent;
 use crate::engine::status::WcStatus;
+use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError};
 use crate::queue::wqe::sges;
 use crate::queue::{Cqe, CqeFlags, CqeKind};
@@ -293,7 +294,7 @@ impl Qp {
                     Err(refusal) => self.refuse(c, psn, refusal),
                 }
             }
-            1.. => self.ahead(c),
+            1.. => self.ahead(c, psn),
             _ => self.duplicate(c, packet),
         }
     }
@@ -307,8 +308,10 @@ impl Qp {
     }
 
     /// A packet is missing before this one: one NAK for the gap.
-    fn ahead(&mut self, c: &mut Common) {
+    fn ahead(&mut self, c: &mut Common, psn: Psn) {
         c.count(Counter::OutOfSequence);
+        let (qpn, expected) = (self.qpn.raw(), self.resp.epsn.raw());
+        c.observe(|| NicEvent::Ahead { qpn, psn: psn.raw(), expected });
         let again = match (self.resp.naked, c.config.renak_after) {
             (None, _) => true,
             (Some(at), Some(after)) => c.now.saturating_since(at) >= after,
@@ -317,7 +320,9 @@ impl Qp {
         if again {
             c.count(Counter::OutOfSeqRequest);
             self.resp.naked = Some(c.now);
-            self.resp.ack = Ack::Nak(self.resp.epsn, Syndrome::Nak(NakCode::SequenceError));
+            let syndrome = Syndrome::Nak(NakCode::SequenceError);
+            self.resp.ack = Ack::Nak(self.resp.epsn, syndrome);
+            c.observe(|| NicEvent::Refused { qpn, psn: expected, syndrome });
         } else {
             c.count(Counter::DropRequestAhead);
         }
@@ -420,6 +425,7 @@ impl Qp {
         {
             return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
         }
+        self.observe_scattered(c, packet.psn(), self.resp.bytes, payload.len());
         self.resp.bytes += payload.len();
         if info.position.ends() {
             let mut flags = CqeFlags::empty();
@@ -460,9 +466,8 @@ impl Qp {
             }
             if reth.dma_len > 0 {
                 // The whole range at once: nothing is placed of a WRITE that does not fit.
-                c.mrs.remote(
-                    self.pd,
-                    self.qpn,
+                c.remote(
+                    (self.pd, self.qpn),
                     reth.rkey,
                     reth.va,
                     u64::from(reth.dma_len),
@@ -481,8 +486,7 @@ impl Qp {
         if len > 0 {
             let Reth { va, rkey, dma_len } = self.resp.write;
             let at = va.wrapping_add((dma_len as usize - self.resp.bytes) as u64);
-            c.mrs
-                .remote(self.pd, self.qpn, rkey, at, len as u64, Access::REMOTE_WRITE)?
+            c.remote((self.pd, self.qpn), rkey, at, len as u64, Access::REMOTE_WRITE)?
                 .write_from(0, payload);
             self.resp.bytes -= len;
         }
@@ -503,7 +507,7 @@ impl Qp {
         }
         if reth.dma_len > 0 {
             let len = u64::from(reth.dma_len);
-            c.mrs.remote(self.pd, self.qpn, reth.rkey, reth.va, len, Access::REMOTE_READ)?;
+            c.remote((self.pd, self.qpn), reth.rkey, reth.va, len, Access::REMOTE_READ)?;
         }
         let resource = Resource {
             first: packet.psn(),
@@ -526,7 +530,7 @@ impl Qp {
         if !self.resp.has_place() || packet.pad_count() != 0 {
             return Err(INVALID);
         }
-        let target = c.mrs.remote(self.pd, self.qpn, eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)?;
+        let target = c.remote((self.pd, self.qpn), eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)?;
         if eth.va % 8 != 0 {
             return Err(INVALID);
         }
@@ -579,7 +583,10 @@ impl Qp {
                 // What is in flight behind it is not a gap: it waits with its sender.
                 self.resp.naked = Some(c.now);
                 let timer = self.set.min_rnr_timer;
-                self.resp.ack = Ack::Nak(psn, Syndrome::RnrNak { timer });
+                let syndrome = Syndrome::RnrNak { timer };
+                self.resp.ack = Ack::Nak(psn, syndrome);
+                let qpn = self.qpn.raw();
+                c.observe(|| NicEvent::Refused { qpn, psn: psn.raw(), syndrome });
             }
             Refusal::Fatal(code, status) => self.die(c, psn, code, status),
         }
@@ -587,7 +594,10 @@ impl Qp {
 
     /// A fatal NAK: it leaves after the answers that precede it; nothing more is executed.
     pub(super) fn die(&mut self, c: &mut Common, psn: Psn, code: NakCode, status: WcStatus) {
-        self.resp.ack = Ack::Nak(psn, Syndrome::Nak(code));
+        let syndrome = Syndrome::Nak(code);
+        self.resp.ack = Ack::Nak(psn, syndrome);
+        let qpn = self.qpn.raw();
+        c.observe(|| NicEvent::Refused { qpn, psn: psn.raw(), syndrome });
         self.resp.dying = true;
         if code == NakCode::RemoteAccess {
             c.count(Counter::RespRemoteAccessErrors);
@@ -618,6 +628,8 @@ impl Qp {
     fn duplicate(&mut self, c: &mut Common, packet: &Packet<'_>) {
         c.count(Counter::DuplicateRequest);
         let psn = packet.psn();
+        let (qpn, expected) = (self.qpn.raw(), self.resp.epsn.raw());
+        c.observe(|| NicEvent::Duplicate { qpn, psn: psn.raw(), expected });
         match packet.info().operation {
             operation @ (Operation::Send | Operation::Write) => {
                 c.count(match operation {

@@ -8,6 +8,7 @@ use crate::engine::cc::Loss;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
+use crate::engine::trace::NicEvent;
 use crate::engine::window::{PACKET_CHARGE, WindowId};
 use crate::queue::{SendOp, SendWqe};
 use crate::time::Duration;
@@ -31,6 +32,7 @@ impl Qp {
             self.fail_oldest(c, WcStatus::RetryExc);
             return true;
         }
+        c.observe(|| NicEvent::WentBack { qpn: self.qpn.raw(), loss, psn: self.req.una_psn.raw() });
         self.req.retries_left -= 1;
         self.req.retrying = true;
         c.count(Counter::CompleterRetryErr);
@@ -60,6 +62,11 @@ impl Qp {
             n => self.req.rnr_left = n - 1,
         }
         let wait = aeth::rnr_timer(timer);
+        c.observe(|| NicEvent::WaitsForReceiver {
+            qpn: self.qpn.raw(),
+            psn: self.req.una_psn.raw(),
+            wait,
+        });
         c.counters.add(Counter::RnrWaitNs, crate::time::nanos(wait));
         c.count(Counter::CompleterRetryErr);
         self.go_back(c);
@@ -169,6 +176,7 @@ impl Qp {
         let now = c.now;
         if self.req.rnr_until.is_some_and(|t| t <= now) {
             self.req.rnr_until = None;
+            c.observe(|| NicEvent::WaitOver { qpn: self.qpn.raw() });
         }
         if self.req.next_send <= now + PACING_BURST {
             self.req.ahead = false;
