@@ -9,7 +9,7 @@ use softroce::prelude::*;
 use softroce::sim::{Link, Sim};
 
 /// Keys of the table.
-const KEYS: u64 = 2;
+const KEYS: u32 = 2;
 /// Bytes of a value: three packets and a bit.
 const VALUE: usize = 3 * 1024 + 100;
 /// Version, value, checksum.
@@ -112,21 +112,21 @@ fn run(seed: u64, form: Form) -> Result<Option<String>> {
     let link = Link { loss: 0.01, jitter: us(3), bits_per_s: 10_000_000_000, ..Link::default() };
     let [a, b, c] = sim.hosts(link);
     let (pd, cq) = (a.alloc_pd()?, a.create_cq(16)?);
-    let table = pd.alloc_mr(ENTRY * usize::try_from(KEYS).unwrap_or(1), Access::REMOTE)?;
+    let table = pd.alloc_mr(ENTRY * KEYS as usize, Access::REMOTE)?;
     (0..table.len()).step_by(ENTRY).for_each(|at| table.write(at, &entry(0)));
     let mut server = Server { pd, cq, table, qps: Vec::new() };
     let (writer, reader) = (Client::new(&b, &mut server)?, Client::new(&c, &mut server)?);
 
     sim.spawn(async move {
         for version in 1..=PUTS {
-            writer.put(version % KEYS, version).await?;
+            writer.put(version % u64::from(KEYS), version).await?;
         }
         Ok(())
     });
     sim.block_on(async {
         let mut newest = [0; KEYS as usize];
         for i in 0..GETS {
-            let key = i % KEYS;
+            let key = i % u64::from(KEYS);
             let got = reader.get(key, form).await?;
             let version = number(&got);
             if let Some(at) = got.iter().zip(entry(version)).position(|(a, b)| *a != b) {

@@ -2,7 +2,6 @@
 //! `softroce sim` runs as many seeds as anybody likes.
 
 #![cfg(not(loom))]
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 
 use std::collections::BTreeMap;
 
