@@ -141,33 +141,30 @@ fn devices_chosen_by_argument_and_by_environment() {
 
 /// Set inside a network namespace of `tests/netns.sh`.
 const NETNS: &str = "SOFTROCE_NETNS";
-/// Where the two programs meet.
-const PORT: u16 = 18515;
 
-#[test]
-fn rc_pingpong() {
-    let Some(server) = example("rc_pingpong") else { return };
+/// Runs `f` where nobody else uses the TCP port at which the two programs meet: in a network of our own, or here
+/// if that cannot be had and the port is free. `test` is the name of the calling test.
+fn meeting_at(port: u16, test: &str, f: impl FnOnce()) {
     if std::env::var_os(NETNS).is_some() {
-        return two_processes(server);
+        return f();
     }
-    // Its port is fixed, so others may be using it; in a network of our own nobody is.
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/netns.sh");
     let this = std::env::current_exe().unwrap();
     let mut inner = Command::new(script);
-    inner.arg(this).args(["--exact", "rc_pingpong", "--nocapture"]);
+    inner.arg(this).args(["--exact", test, "--nocapture"]);
     let end = Running::start(&mut inner).finish();
     if end.code != Some(77) {
         assert!(end.ok().contains("1 passed"));
-    } else if is_listening() {
-        skip(format!("TCP port {PORT} is taken, and {}", end.stderr.trim()));
+    } else if is_listening(port) {
+        skip(format!("TCP port {port} is taken, and {}", end.stderr.trim()));
     } else {
-        two_processes(server);
+        f();
     }
 }
 
 /// Whether somebody listens at the port, by what the kernel lists.
-fn is_listening() -> bool {
-    let port = format!(":{PORT:04X}");
+fn is_listening(port: u16) -> bool {
+    let port = format!(":{port:04X}");
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|list| {
         let list = std::fs::read_to_string(list).unwrap_or_default();
         list.lines().any(|line| {
@@ -178,17 +175,40 @@ fn is_listening() -> bool {
     })
 }
 
-fn two_processes(mut server: Command) {
-    let mut server = Running::start(&mut server);
-    while !is_listening() {
+/// Runs an example as a server, and again as its client. What both said.
+fn two_processes(name: &str, port: u16) -> [String; 2] {
+    let mut server = Running::start(&mut example(name).unwrap());
+    while !is_listening(port) {
         assert!(server.child.try_wait().unwrap().is_none(), "{}", server.finish().stderr);
         thread::yield_now();
     }
-    let mut client = example("rc_pingpong").unwrap();
-    let client = Running::start(client.arg("127.0.0.1"));
+    let client = Running::start(example(name).unwrap().arg("127.0.0.1"));
     assert_ne!(client.child.id(), server.child.id());
-    assert_eq!(client.finish().ok(), "1000 round trips with the server\n");
-    assert_eq!(server.finish().ok(), "1000 round trips with a client\n");
+    [client.finish().ok(), server.finish().ok()]
+}
+
+#[test]
+fn rc_pingpong() {
+    if example("rc_pingpong").is_none() {
+        return;
+    }
+    meeting_at(18515, "rc_pingpong", || {
+        let [client, server] = two_processes("rc_pingpong", 18515);
+        assert_eq!(client, "1000 round trips with the server\n");
+        assert_eq!(server, "1000 round trips with a client\n");
+    });
+}
+
+#[test]
+fn server() {
+    if example("server").is_none() {
+        return;
+    }
+    meeting_at(18516, "server", || {
+        let [client, server] = two_processes("server", 18516);
+        assert_eq!(client, "1000 connections, each with its answer\n");
+        assert_eq!(server, "1000 messages answered, all 512 buffers are back in the queue\n");
+    });
 }
 
 /// The program of `one_sided`, as two tasks in virtual time: the lender looks at a word of its memory from

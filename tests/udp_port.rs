@@ -19,7 +19,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use skip::skip;
 use softroce::internals::port::netdev::{self, NetDevKind};
 use softroce::internals::port::udp::{GsoPolicy, Numbering, OpenError, UdpConfig, UdpPort};
-use softroce::internals::port::{Port, PortAddress, RxBatch, TxBatch};
+use softroce::internals::port::{Health, Port, PortAddress, RxBatch, TxBatch};
 use softroce::net::{Path, ROCE_PORT, RxMeta, Transmit};
 
 /// Ports on two free loopback addresses.
@@ -560,6 +560,7 @@ fn in_a_network_namespace() {
         a_virtual_pair();
         packets_through_another_interface_are_dropped();
         a_host_without_ipv6();
+        a_link_and_addresses_that_come_and_go();
         return;
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/netns.sh");
@@ -583,6 +584,52 @@ fn ip(arguments: &str) {
 fn open(address: &str) -> UdpPort {
     let ip = address.parse().expect("an address");
     UdpPort::open(UdpConfig::for_address(ip, 0).expect("an address of ours")).expect("free")
+}
+
+/// Lets the port look until it says so, and sleeps on its descriptor meanwhile.
+fn until_healthy(port: &mut UdpPort, want: Health) {
+    let mut rx = RxBatch::new(4, 2048);
+    for _ in 0..1000 {
+        port.recv(&mut rx).unwrap();
+        if port.health() == want {
+            return;
+        }
+        let mut fds = [PollFd::new(port.readiness().unwrap(), PollFlags::POLLIN)];
+        poll(&mut fds, PollTimeout::from(10_000_u16)).unwrap();
+    }
+    panic!("still {:?}, not {want:?}", port.health());
+}
+
+fn a_link_and_addresses_that_come_and_go() {
+    ip("link add h0 type veth peer name h1");
+    ip("address add 10.98.0.1/24 dev h0");
+    ip("link set h1 up");
+    ip("link set h0 up");
+    // With one socket and with two.
+    for two in [false, true] {
+        if two {
+            ip("address add 10.98.0.2/24 dev h0");
+        }
+        let dev = netdev::interface("h0").unwrap().unwrap();
+        let addresses = dev.addresses.into_iter().filter(|a| a.ip.is_ipv4()).collect();
+        let mut port = UdpPort::open(UdpConfig::new(addresses)).unwrap();
+        assert_eq!((port.addresses().len(), port.health()), (1 + usize::from(two), Health::GOOD));
+        ip("link set h1 down");
+        until_healthy(&mut port, Health { up: false, missing: 0 });
+        ip("link set h1 up");
+        until_healthy(&mut port, Health::GOOD);
+        let last = if two { 2 } else { 1 };
+        for n in (1..=last).rev() {
+            ip(&format!("address delete 10.98.0.{n}/24 dev h0"));
+            let missing = last - n + 1;
+            until_healthy(&mut port, Health { up: n > 1, missing });
+        }
+        ip("address add 10.98.0.1/24 dev h0");
+        until_healthy(&mut port, Health { up: true, missing: last - 1 });
+    }
+    ip("link delete h0");
+    // The loopback interface is not watched: nothing is ever wrong with it.
+    assert_eq!(open("127.0.0.9").health(), Health::GOOD);
 }
 
 fn two_ports_over_ipv6() {

@@ -53,6 +53,7 @@ impl Pair {
                     pd,
                     send_cq: cq,
                     recv_cq: cq,
+                    srq: None,
                     cap,
                     sig_all: true,
                     cc: None,

@@ -172,7 +172,7 @@ fn queue_pair(engine: &mut Engine, pd: PdId, cq: u32, peer: Ipv4Addr) -> (QpHand
     let receives = u32::try_from(RECEIVES).expect("few");
     let cap = QpCap { send_wr: 16, recv_wr: receives, ..QpCap::default() };
     let (send_cq, recv_cq, kind) = (cq, cq, QpType::Rc);
-    let init = QpInit { kind, pd, send_cq, recv_cq, cap, sig_all: true, cc: None };
+    let init = QpInit { kind, pd, send_cq, recv_cq, srq: None, cap, sig_all: true, cc: None };
     let (qp, face) = engine.create_qp(init).expect("there is room for it");
     connect(engine, Instant::ZERO, qp, peer);
     (qp, face)

@@ -11,7 +11,7 @@ use std::path::Path;
 
 use super::Writer;
 use crate::net::{PortCaps, RxMeta, Transmit};
-use crate::port::{Port, PortAddress, PortStats, RxBatch, SendError, TxBatch};
+use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch};
 use crate::time::Instant;
 use crate::wire::frame::Envelope;
 use crate::wire::icrc::{self, IpFields};
@@ -250,6 +250,10 @@ impl<P: Port, W: Write + Send> Port for Tap<P, W> {
 
     fn addresses(&self) -> &[PortAddress] {
         self.port.addresses()
+    }
+
+    fn health(&self) -> Health {
+        self.port.health()
     }
 
     fn stats(&self) -> PortStats {

@@ -101,7 +101,7 @@ pub enum Cause {
         /// Bytes allowed.
         max: u64,
     },
-    /// An atomic whose local buffer is not 8 bytes in one piece.
+    /// An atomic, or ATOMIC WRITE, whose local side is not 8 bytes.
     AtomicLocal {
         /// Bytes given.
         got: u64,
@@ -235,7 +235,7 @@ impl fmt::Display for Cause {
             }
             Self::MessageTooLong { got, max } => write!(f, "a message of {got} bytes is above {max}"),
             Self::AtomicLocal { got } => {
-                write!(f, "the result of an atomic is 8 bytes in one piece, not {got}")
+                write!(f, "the local side of an atomic or ATOMIC WRITE is 8 bytes, not {got}")
             }
             Self::Limit { what, got, max } => {
                 write!(f, "{what}: {got} asked for, the device allows {max}")

@@ -9,6 +9,7 @@ use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::AsyncEvent;
+use super::srq::SrqSlot;
 use super::status::WcStatus;
 use super::trace::{NicEvent, Observer};
 use super::window::{WindowId, Windows};
@@ -37,6 +38,7 @@ pub(crate) struct Common {
     pub(crate) mrs: MrTable,
     pub(crate) ahs: AhTable,
     pub(crate) cqs: Vec<Option<CqSlot>>,
+    pub(crate) srqs: Vec<Option<SrqSlot>>,
     dirty: Vec<u32>,
     pub(crate) windows: Windows,
     pub(crate) counters: Counters,
@@ -64,6 +66,7 @@ impl Common {
             mrs,
             ahs: AhTable::default(),
             cqs: Vec::new(),
+            srqs: Vec::new(),
             dirty: Vec::new(),
             windows,
             counters: Counters::new(),

@@ -2,6 +2,7 @@
 
 use super::window::WindowConfig;
 use crate::time::Duration;
+use crate::wire::num::Pkey;
 
 /// What to do with an IPv4 packet whose identification the port does not see.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,10 +33,14 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// Packets in a row without a request for an ACK, at most.
     pub ack_every: u32,
+    /// Partition table. Index 0 is the default partition, which all packets of RoCE networks are in.
+    pub pkeys: Vec<Pkey>,
     /// Most queue pairs.
     pub max_qp: u32,
     /// Most completion queues.
     pub max_cq: u32,
+    /// Most shared receive queues.
+    pub max_srq: u32,
     /// Most protection domains.
     pub max_pd: u32,
 }
@@ -50,15 +55,23 @@ impl EngineConfig {
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
             ack_every: 64,
+            pkeys: vec![Pkey::DEFAULT],
             max_qp: (1 << 20) - 16,
             max_cq: 1 << 20,
+            max_srq: MAX_SRQ,
             max_pd: 1 << 20,
         }
     }
 }
 
+/// Most entries of the partition table.
+pub const MAX_PKEYS: usize = 128;
 /// Most slots of a send or receive queue.
 pub const MAX_QP_WR: u32 = 1 << 20;
+/// Most slots of a shared receive queue.
+pub const MAX_SRQ_WR: u32 = 1 << 20;
+/// Most shared receive queues.
+pub const MAX_SRQ: u32 = 1 << 16;
 /// Most pieces of memory in one request.
 pub const MAX_SGE: u32 = 32;
 /// Most inline bytes in one request.

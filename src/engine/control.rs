@@ -12,14 +12,14 @@ use super::cc::CongestionControl;
 use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
 use super::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
-use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, state};
+use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, Receives, state};
 use crate::mem::Access;
 use crate::mem::{IovaChoice, MemError, MwKind, PdId, Region, Registered};
 use crate::net::{Path, SrcPort, flow_port};
 use crate::queue::{CqShared, SendCaps, completion_queue, recv_queue, send_queue};
 use crate::time::Instant;
 use crate::wire::icrc::IpFields;
-use crate::wire::num::{Lkey, Mtu, Psn, Qpn, Rkey};
+use crate::wire::num::{Lkey, Mtu, Pkey, Psn, Qpn, Rkey};
 
 /// What a queue pair is made with.
 #[derive(Debug)]
@@ -32,6 +32,8 @@ pub struct QpInit {
     pub send_cq: u32,
     /// Where its receives complete.
     pub recv_cq: u32,
+    /// The shared receive queue that it takes its receives from; then it has no receive queue of its own.
+    pub srq: Option<u32>,
     /// Sizes of its queues.
     pub cap: QpCap,
     /// Every request makes a completion.
@@ -115,13 +117,8 @@ impl Engine {
     /// Makes a memory window.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for type 1; else see [`MemError`].
+    /// See [`MemError`].
     pub fn alloc_mw(&mut self, pd: PdId, kind: MwKind) -> Result<Rkey, Cause> {
-        if kind == MwKind::Type1 {
-            return Err(Cause::Unsupported {
-                what: "memory windows of type 1 are not offered yet: use type 2",
-            });
-        }
         self.use_pd(pd)?;
         let rkey = self.common.mrs.alloc_mw(pd, kind)?;
         *self.use_pd(pd)? += 1;
@@ -196,7 +193,10 @@ impl Engine {
                 return Err(Cause::Unsupported { what: "XRC is not offered yet: use RC" });
             }
         }
-        let cap = init.cap;
+        let cap = match init.srq {
+            Some(_) => QpCap { recv_wr: 0, recv_sge: 0, ..init.cap },
+            None => init.cap,
+        };
         check_depth("cap.send_wr", cap.send_wr, 1, MAX_QP_WR)?;
         check_depth("cap.recv_wr", cap.recv_wr, 0, MAX_QP_WR)?;
         check_depth("cap.send_sge", cap.send_sge, 0, MAX_SGE)?;
@@ -208,6 +208,13 @@ impl Engine {
                 return Err(gone("completion queue"));
             }
         }
+        let shared = match init.srq {
+            Some(srq) => {
+                let slot = self.common.srq(srq).ok_or_else(|| gone("shared receive queue"))?;
+                Some(Receives::shared(srq, slot.pd, slot.max_sge))
+            }
+            None => None,
+        };
         let max = u64::from(self.common.config.max_qp);
         let (handle, qpn) = self.qps.reserve().ok_or(Cause::table_full("queue pairs", max))?;
         let sq = send_queue(SendCaps {
@@ -215,7 +222,11 @@ impl Engine {
             max_sge: cap.send_sge,
             max_inline: cap.inline,
         });
-        let rq = recv_queue(cap.recv_wr, cap.recv_sge);
+        let (rq, own) = recv_queue(cap.recv_wr, cap.recv_sge);
+        let receives = shared.unwrap_or(Receives::Own(own));
+        if let Some(slot) = receives.srq().and_then(|srq| self.common.srq(srq)) {
+            slot.users += 1;
+        }
         let mut attach = |cq: u32| {
             let tag = self.common.cq(cq).map(|slot| {
                 slot.users += 1;
@@ -236,6 +247,7 @@ impl Engine {
             recv_cq,
             sq,
             rq,
+            receives,
             cc: init.cc,
         });
         let face = Arc::clone(&qp.face);
@@ -272,9 +284,11 @@ impl Engine {
     ) -> Result<(), Cause> {
         self.common.now = now;
         let port_mtu = self.common.caps.path_mtu();
+        let pkey = attr.pkey_index.map(|index| self.pkey(index));
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
         let from = qp.state;
         let to = state::check(qp.kind, from, attr)?;
+        let pkey = pkey.transpose()?;
         if qp.is_draining() && matches!(to, QpState::Rts | QpState::Sqd) {
             return Err(Cause::Busy { by: "requests that the send queue is still draining" });
         }
@@ -321,6 +335,7 @@ impl Engine {
             return Ok(());
         }
         apply(qp, attr);
+        qp.pkey = pkey.unwrap_or(qp.pkey);
         if let Some((path, ip)) = path {
             let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
             qp.leave_windows(&mut self.common);
@@ -357,6 +372,19 @@ impl Engine {
         Ok(())
     }
 
+    /// An entry of the partition table.
+    ///
+    /// # Errors
+    /// `EINVAL`: it has fewer.
+    pub fn pkey(&self, index: u16) -> Result<Pkey, Cause> {
+        let table = &self.common.config.pkeys;
+        table.get(usize::from(index)).copied().ok_or(Cause::AttrRange {
+            attr: "pkey_index",
+            got: u64::from(index),
+            max: table.len().saturating_sub(1) as u64,
+        })
+    }
+
     /// The path that an address handle leads along.
     pub(super) fn route(&self, ah: &AhAttr, src_port: u16) -> Result<(Path, IpFields), Cause> {
         let gid = self.gids.get(usize::from(ah.sgid_index)).ok_or(Cause::AttrRange {
@@ -390,7 +418,7 @@ impl Engine {
             cur_state: Some(qp.state),
             sqd_notify: Some(set.sqd_notify),
             access: Some(qp.access),
-            pkey_index: Some(0),
+            pkey_index: Some(set.pkey_index),
             port: Some(set.port),
             qkey: Some(set.qkey),
             ah: Some(set.ah.clone()),
@@ -431,6 +459,9 @@ impl Engine {
         if qp.recv_cq.cq != qp.send_cq.cq {
             detach(qp.recv_cq);
         }
+        if let Some(slot) = qp.rq.srq().and_then(|srq| self.common.srq(srq)) {
+            slot.users -= 1;
+        }
         self.common.mrs.unbind_qp(qp.qpn);
         self.release_pd(qp.pd);
         self.timers.cancel(handle.slot);
@@ -467,6 +498,7 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
     take!(
         sqd_notify,
         port,
+        pkey_index,
         qkey,
         timeout,
         retry_cnt,
@@ -491,7 +523,7 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
     }
 }
 
-fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), Cause> {
+pub(super) fn check_depth(attr: &'static str, got: u32, min: u32, max: u32) -> Result<(), Cause> {
     if got < min {
         return Err(Cause::AttrValue { attr, got: u64::from(got), want: "at least 1" });
     }

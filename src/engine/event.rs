@@ -40,7 +40,7 @@ pub enum AsyncEvent {
         /// Number of the queue pair.
         qpn: u32,
     },
-    /// A shared receive queue failed.
+    /// A shared receive queue failed. Not raised here: what is wrong with a receive is told by its completion.
     SrqErr {
         /// Its number.
         srq: u32,
@@ -50,24 +50,24 @@ pub enum AsyncEvent {
         /// Its number.
         srq: u32,
     },
-    /// The port works.
+    /// The port works again: its interface has a link, and one of the device's addresses.
     PortActive {
         /// Its number.
         port: u8,
     },
-    /// The port does not work.
+    /// The port does not work: no link, or no address is left. What is under way goes on being tried.
     PortErr {
         /// Its number.
         port: u8,
     },
-    /// The table of addresses changed.
+    /// An address of the device is gone from its interface, or back.
     GidChange {
         /// Number of the port.
         port: u8,
     },
     /// The device failed.
     DeviceFatal,
-    /// A path migrated.
+    /// A path migrated. Not raised here: there are no alternate paths.
     PathMig {
         /// Number of the queue pair.
         qpn: u32,

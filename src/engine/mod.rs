@@ -32,6 +32,7 @@ pub mod event;
 mod index;
 mod mcast;
 pub mod qp;
+pub mod srq;
 pub mod status;
 #[cfg(test)]
 mod tests;
@@ -51,6 +52,7 @@ pub use control::QpInit;
 pub use counters::{Counter, Counters};
 pub use event::{AsyncEvent, Event};
 pub use qp::{QpFace, QpHandle};
+pub use srq::SrqAttr;
 pub use window::WindowConfig;
 
 use admission::Idents;
@@ -65,6 +67,7 @@ use trace::{NicEvent, Observer, PacketBrief};
 use crate::mem::{MrTable, PdId};
 use crate::net::{Ident, PortCaps, Transmit};
 use crate::time::Instant;
+use crate::wire::num::Pkey;
 
 /// One of the device's addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,6 +157,11 @@ impl Engine {
     /// The device's addresses.
     pub fn gids(&self) -> &[LocalGid] {
         &self.gids
+    }
+
+    /// The partition table.
+    pub fn pkeys(&self) -> &[Pkey] {
+        &self.common.config.pkeys
     }
 
     /// Counters.

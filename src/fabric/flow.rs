@@ -3,6 +3,8 @@
 //! *Rules.* A packet is in exactly one place: named by one event, in one queue, or in one inbox. Whoever
 //! takes it out of there puts it somewhere else or drops it with a reason.
 
+use std::sync::atomic::Ordering;
+
 use rand_chacha::ChaCha8Rng;
 
 use crate::net::Ecn;
@@ -62,7 +64,7 @@ impl Fabric {
     pub(super) fn enter(&mut self, pipe: usize, id: PacketId) {
         let p = &mut self.pipes[pipe];
         let host = p.host;
-        if !self.hosts[host].up {
+        if !self.hosts[host].up.load(Ordering::Relaxed) {
             return self.drop_packet(id, Fate::LinkDown, host);
         }
         let packet = self.store.get(id);

@@ -72,6 +72,7 @@ use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::net::IpAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::{fmt, io};
 
 use parking_lot::Mutex;
@@ -194,7 +195,8 @@ pub struct Fabric {
 
 #[derive(Debug)]
 struct Host {
-    up: bool,
+    /// Shared with its port, which is asked while the fabric is locked.
+    up: Arc<AtomicBool>,
     addresses: Vec<IpAddr>,
     inbox: VecDeque<PacketId>,
     counters: HostCounters,
@@ -240,7 +242,7 @@ impl Fabric {
         self.pipes.push(pipe(link.uplink(), Node::Switch, "up"));
         self.pipes.push(pipe(link, Node::Host(index), "down"));
         self.hosts.push(Host {
-            up: true,
+            up: Arc::new(AtomicBool::new(true)),
             addresses: Vec::new(),
             inbox: VecDeque::new(),
             counters: HostCounters::default(),
@@ -357,7 +359,7 @@ impl Fabric {
     /// If there is no such host.
     pub fn set_up(&mut self, host: HostId, up: bool) -> Result<(), FabricError> {
         let index = self.index(host)?;
-        if std::mem::replace(&mut self.hosts[index].up, up) && !up {
+        if self.hosts[index].up.swap(up, Ordering::Relaxed) && !up {
             for direction in [Direction::Up, Direction::Down] {
                 let pipe = pipe_of(index, direction);
                 self.pipes[pipe].cut += 1;
@@ -375,7 +377,12 @@ impl Fabric {
     /// # Errors
     /// If there is no such host.
     pub fn is_up(&self, host: HostId) -> Result<bool, FabricError> {
-        Ok(self.hosts[self.index(host)?].up)
+        Ok(self.hosts[self.index(host)?].up.load(Ordering::Relaxed))
+    }
+
+    /// The same, to be asked without the fabric.
+    fn up_flag(&self, host: HostId) -> Result<Arc<AtomicBool>, FabricError> {
+        Ok(Arc::clone(&self.hosts[self.index(host)?].up))
     }
 
     /// How many hosts there are.

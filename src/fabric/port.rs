@@ -6,9 +6,10 @@ use std::net::{IpAddr, Ipv6Addr};
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use crate::net::{Ident, PortCaps, SrcPort};
-use crate::port::{Port, PortAddress, PortStats, RxBatch, TxBatch};
+use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
 
 use super::{Direction, FabricError, HostId, SharedFabric};
 
@@ -27,6 +28,7 @@ pub struct FabricPort {
     host: HostId,
     addresses: Vec<PortAddress>,
     stats: PortStats,
+    up: Arc<AtomicBool>,
 }
 
 impl FabricPort {
@@ -36,8 +38,9 @@ impl FabricPort {
     /// If there is no such host.
     pub fn new(fabric: &SharedFabric, host: HostId) -> Result<Self, FabricError> {
         let addresses = fabric.lock().addresses(host)?.iter().copied().map(address).collect();
+        let up = fabric.lock().up_flag(host)?;
         let fabric = Arc::clone(fabric);
-        Ok(Self { fabric, host, addresses, stats: PortStats::default() })
+        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up })
     }
 
     /// The host whose port this is.
@@ -107,6 +110,11 @@ impl Port for FabricPort {
 
     fn addresses(&self) -> &[PortAddress] {
         &self.addresses
+    }
+
+    fn health(&self) -> Health {
+        // Without the lock: a device may go inside a tap.
+        Health { up: self.up.load(Ordering::Relaxed), missing: 0 }
     }
 
     fn stats(&self) -> PortStats {
@@ -189,6 +197,10 @@ mod tests {
         assert_eq!(b.caps().mtu, 9000, "a new cable");
         assert_eq!((a.caps().src_port, a.caps().ident), (SrcPort::Entropy, Ident::Chosen));
         assert!(a.readiness().is_none());
+        assert_eq!(a.health(), Health::GOOD);
+        net.lock().set_up(a.host(), false).unwrap();
+        assert_eq!([a.health().up, b.health().up], [false, true]);
+        net.lock().set_up(a.host(), true).unwrap();
         let shown: Vec<_> = b.addresses().iter().map(ToString::to_string).collect();
         assert_eq!(shown, ["fe80::2%sim0", "10.0.0.2"]);
         let nobody = HostId(7);

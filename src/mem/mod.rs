@@ -110,6 +110,12 @@ pub enum MemError {
         /// What was asked for.
         access: Access,
     },
+    /// Memory that a FLUSH cannot make persistent: allocated here, hence gone with the process; or on a
+    /// processor whose cache this crate cannot write back.
+    #[error(
+        "FLUSH_PERSISTENT needs persistent memory that the program has mapped itself, on x86-64"
+    )]
+    NotPersistent,
     /// Bits that no right has.
     #[error("unknown access bits {bits:#x}")]
     UnknownAccess {

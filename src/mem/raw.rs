@@ -428,6 +428,42 @@ mod wide {
     }
 }
 
+/// Whether [`DmaSlice::make_persistent`] does what it says on this processor.
+pub(super) const CAN_PERSIST: bool = cfg!(target_arch = "x86_64");
+
+/// Writing caches back, line by line (Intel SDM 2A, CLFLUSH; AMD APM 3, CLFLUSH).
+#[cfg(target_arch = "x86_64")]
+mod persist {
+    use super::Bytes;
+    use std::arch::x86_64::{_mm_clflush, _mm_mfence};
+
+    /// The smallest line of any such processor.
+    const LINE: usize = 64;
+
+    pub(super) fn write_back(bytes: Bytes<'_>) {
+        let ptr = bytes.as_ptr();
+        // The first step only to the next line, so that each line is touched once, by a byte of the view.
+        let mut at = 0;
+        while at < bytes.len() {
+            // SAFETY: at is inside the view.
+            let line = unsafe { ptr.add(at) };
+            // SAFETY: the byte is valid for reads as long as the view, and its contents do not change.
+            unsafe { _mm_clflush(line) };
+            at += LINE - (line.addr() & (LINE - 1));
+        }
+        // SAFETY: needs nothing but SSE2, which every x86-64 has.
+        unsafe { _mm_mfence() };
+    }
+}
+
+/// Regions that would need it are not registered here.
+#[cfg(not(target_arch = "x86_64"))]
+mod persist {
+    use super::Bytes;
+
+    pub(super) fn write_back(_bytes: Bytes<'_>) {}
+}
+
 /// A checked piece of registered memory: what a key lookup gives out.
 ///
 /// `Copy`; lives as long as the borrow of the table that made it.
@@ -495,6 +531,23 @@ impl<'t> DmaSlice<'t> {
     pub fn atomic_write(&self, bytes: [u8; 8]) -> Result<(), AccessError> {
         self.target()?.store(u64::from_ne_bytes(bytes), Ordering::Release);
         Ok(())
+    }
+
+    /// Waits until everything written before is visible to everybody: what a FLUSH for global visibility asks
+    /// for.
+    pub fn make_visible(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    /// Writes the bytes back from the caches to memory and waits until they are there: what a FLUSH for
+    /// persistence asks for. They then outlive a loss of power if the memory does, which is what its owner
+    /// said by [`Access::FLUSH_PERSISTENT`](super::Access::FLUSH_PERSISTENT). Bytes of a file in the page cache
+    /// are not written to the file's disk by it.
+    ///
+    /// Takes some nanoseconds for each 64 bytes.
+    pub fn make_persistent(&self) {
+        self.make_visible();
+        persist::write_back(self.bytes);
     }
 
     fn target(&self) -> Result<&'t AtomicU64, AccessError> {

@@ -28,6 +28,11 @@ impl Region {
         Arc::new(Self { span })
     }
 
+    /// Whether it belongs to somebody else.
+    pub(super) fn is_foreign(&self) -> bool {
+        self.span.is_foreign()
+    }
+
     /// Bytes in it.
     pub fn len(&self) -> usize {
         self.bytes().len()

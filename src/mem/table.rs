@@ -17,7 +17,7 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
-use super::raw::DmaSlice;
+use super::raw::{CAN_PERSIST, DmaSlice};
 use super::window::Window;
 use super::{Access, AccessError, MemError, PdId, Region, Sge};
 use crate::wire::num::{Lkey, Qpn, Rkey};
@@ -130,7 +130,8 @@ impl MrTable {
     ///
     /// # Errors
     /// [`MemError::Empty`], [`MemError::UnknownAccess`], [`MemError::NeedsLocalWrite`],
-    /// [`MemError::AddressWraps`], [`MemError::TableFull`]. Nothing is registered then.
+    /// [`MemError::NotPersistent`], [`MemError::AddressWraps`], [`MemError::TableFull`]. Nothing is registered
+    /// then.
     pub fn register(
         &mut self,
         pd: PdId,
@@ -149,6 +150,9 @@ impl MrTable {
             && !access.contains(Access::LOCAL_WRITE)
         {
             return Err(MemError::NeedsLocalWrite { access });
+        }
+        if access.contains(Access::FLUSH_PERSISTENT) && !(region.is_foreign() && CAN_PERSIST) {
+            return Err(MemError::NotPersistent);
         }
         let len = region.len() as u64;
         let start = match iova {
@@ -231,6 +235,26 @@ impl MrTable {
             }
             _ => Err(AccessError::UnknownKey),
         }
+    }
+
+    /// All that a peer's request reaches by an rkey, without saying where: for a FLUSH of everything.
+    ///
+    /// # Errors
+    /// As [`remote`](Self::remote).
+    pub fn remote_whole(
+        &self,
+        pd: PdId,
+        qpn: Qpn,
+        rkey: Rkey,
+        need: Access,
+    ) -> Result<DmaSlice<'_>, AccessError> {
+        let slot = self.slots.get(self.rkeys.slot_of(rkey.0) as usize);
+        let (va, len) = match slot.map(|slot| &slot.entry) {
+            Some(Entry::Mr(mr)) => (mr.iova, mr.region.len() as u64),
+            Some(Entry::Mw(mw)) => mw.range().ok_or(AccessError::NotBound)?,
+            _ => return Err(AccessError::UnknownKey),
+        };
+        self.remote(pd, qpn, rkey, va, len, need)
     }
 
     /// The region with this lkey.

@@ -132,6 +132,11 @@ pub(super) struct Range {
 }
 
 impl Window {
+    /// First address and length, as peers say them, if it is bound.
+    pub(super) fn range(&self) -> Option<(u64, u64)> {
+        self.bound.as_ref().map(|bound| (bound.range.base, bound.range.len))
+    }
+
     /// Checks everything but the range.
     pub(super) fn grant(&self, pd: PdId, qpn: Qpn, need: Access) -> Result<Range, AccessError> {
         let bound = self.bound.as_ref().ok_or(AccessError::NotBound)?;
@@ -175,6 +180,14 @@ impl MrTable {
             other.place = mw.place;
         }
         Ok(())
+    }
+
+    /// The key of now of the window that has, or has had, this key.
+    pub fn key_of_now(&self, rkey: Rkey) -> Option<Rkey> {
+        match &self.slots.get(self.rkey_slot(rkey) as usize)?.entry {
+            Entry::Mw(mw) if (mw.rkey.0 ^ rkey.0) >> 8 == 0 => Some(mw.rkey),
+            _ => None,
+        }
     }
 
     /// Binds a window, or refuses and leaves everything as it was.

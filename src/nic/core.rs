@@ -11,7 +11,7 @@ use std::task::Waker;
 
 use super::notify::{CqNotify, EventQueue};
 use crate::engine::{Acks, AsyncEvent, Engine, Event, QpHandle};
-use crate::port::{Port, RxBatch, TxBatch};
+use crate::port::{Health, Port, RxBatch, TxBatch};
 use crate::time::{Duration, Instant};
 
 /// Bytes that one pass receives, about.
@@ -80,14 +80,19 @@ pub(super) struct Core {
     pub(super) owners: BTreeMap<u32, Arc<EventQueue>>,
     /// Whose events are those of a completion queue.
     pub(super) cq_owners: BTreeMap<u32, Arc<EventQueue>>,
+    /// Whose events are those of a shared receive queue.
+    pub(super) srq_owners: BTreeMap<u32, Arc<EventQueue>>,
     /// Everybody who opened the device: events of the device and its port.
     pub(super) openers: Vec<Weak<EventQueue>>,
     pub(super) wakers: Vec<Waker>,
     broken: bool,
+    /// What was last told of the port.
+    health: Health,
 }
 
 impl Core {
     pub(super) fn new(engine: Engine, port: Box<dyn Port>, rx: RxBatch) -> Self {
+        let health = port.health();
         Self {
             engine,
             port,
@@ -98,9 +103,11 @@ impl Core {
             cqs: Vec::new(),
             owners: BTreeMap::new(),
             cq_owners: BTreeMap::new(),
+            srq_owners: BTreeMap::new(),
             openers: Vec::new(),
             wakers: Vec::new(),
             broken: false,
+            health,
         }
     }
 
@@ -116,6 +123,7 @@ impl Core {
                 progress |= self.engine.handle_timeout(now, TIMERS);
             }
         }
+        self.watch_port();
         for i in 0..self.bells.len() {
             self.engine.handle_doorbell(now, self.bells[i]);
         }
@@ -223,6 +231,7 @@ impl Core {
     fn tell_event(&self, event: AsyncEvent) {
         let owner = match event {
             AsyncEvent::CqErr { cq } => self.cq_owners.get(&cq),
+            AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq } => self.srq_owners.get(&srq),
             AsyncEvent::QpFatal { qpn }
             | AsyncEvent::QpReqErr { qpn }
             | AsyncEvent::QpAccessErr { qpn }
@@ -242,6 +251,31 @@ impl Core {
         }
     }
 
+    /// Tells everybody who opened the device what has become of its port.
+    fn watch_port(&mut self) {
+        let now = self.port.health();
+        if now == self.health {
+            return;
+        }
+        let before = std::mem::replace(&mut self.health, now);
+        if now.missing != before.missing {
+            self.tell_event(AsyncEvent::GidChange { port: 1 });
+        }
+        if now.up != before.up {
+            let event = if now.up {
+                AsyncEvent::PortActive { port: 1 }
+            } else {
+                AsyncEvent::PortErr { port: 1 }
+            };
+            self.tell_event(event);
+        }
+        // The interface may have another MTU, too.
+        let caps = self.port.caps();
+        if caps != *self.engine.caps() {
+            self.engine.set_caps(caps);
+        }
+    }
+
     /// The port failed for good: nothing can be sent or received any more.
     fn fail(&mut self) {
         if !self.broken {
@@ -250,9 +284,9 @@ impl Core {
         }
     }
 
-    /// Whether the port failed for good.
-    pub(super) fn is_broken(&self) -> bool {
-        self.broken
+    /// Whether the port can work at present.
+    pub(super) fn is_up(&self) -> bool {
+        !self.broken && self.port.health().up
     }
 
     fn next(&self, now: Instant) -> Instant {

@@ -2,7 +2,9 @@
 
 use std::net::IpAddr;
 
-use crate::engine::config::{MAX_AH, MAX_CQE, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE};
+use crate::engine::config::{
+    MAX_AH, MAX_CQE, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE, MAX_SRQ, MAX_SRQ_WR,
+};
 use crate::engine::qp::MAX_RD_ATOMIC;
 use crate::port::PortAddress;
 
@@ -21,6 +23,10 @@ pub struct Limits {
     pub max_cq: u32,
     /// Entries of a completion queue.
     pub max_cqe: u32,
+    /// Shared receive queues.
+    pub max_srq: u32,
+    /// Slots of a shared receive queue.
+    pub max_srq_wr: u32,
     /// Memory regions and windows together.
     pub max_mr: u32,
     /// Protection domains.
@@ -44,6 +50,8 @@ impl Limits {
         max_inline: MAX_INLINE,
         max_cq: 1 << 20,
         max_cqe: MAX_CQE,
+        max_srq: MAX_SRQ,
+        max_srq_wr: MAX_SRQ_WR,
         max_mr: crate::mem::MrTable::MAX,
         max_pd: 1 << 20,
         max_ah: MAX_AH,

@@ -18,6 +18,8 @@ mod models;
 pub mod notify;
 pub mod progress;
 pub mod signal;
+#[cfg(all(test, not(loom)))]
+mod tests;
 pub mod virtual_time;
 pub mod wake;
 
@@ -41,7 +43,9 @@ use self::wake::PortFd;
 use crate::engine::Counter;
 use crate::engine::cause::Cause;
 use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
+use crate::mem::PdId;
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
+use crate::queue::RecvQueue;
 use crate::time::{Duration, Instant};
 use crate::wire::num::Gid;
 
@@ -81,14 +85,19 @@ pub struct Nic {
     moved: [AtomicU64; 2],
     addresses: Vec<PortAddress>,
     guid: u64,
+    pkeys: u16,
 }
 
 impl Nic {
-    /// A NIC on a real port.
+    /// A NIC on a real port. `configure` changes what its engine is made with.
     ///
     /// # Errors
     /// The system gives no entropy or no descriptor.
-    pub fn real(port: Box<dyn Port>, progress: ProgressConfig) -> Result<Arc<Self>, Cause> {
+    pub fn real(
+        port: Box<dyn Port>,
+        progress: ProgressConfig,
+        configure: impl FnOnce(&mut EngineConfig),
+    ) -> Result<Arc<Self>, Cause> {
         let mut seed = [0; 32];
         getrandom::fill(&mut seed).map_err(|e| Cause::Invalid {
             what: format!("the system gives no random numbers for keys: {e}").into(),
@@ -112,7 +121,9 @@ impl Nic {
         };
         let rx = RxBatch::new(RX_BUFFERS, RxBatch::WHOLE);
         let around = |core| Combine::with_relief(core, move || relief.relieve());
-        Ok(Arc::new(Self::build(port, EngineConfig::new(seed), rx, time, around)))
+        let mut config = EngineConfig::new(seed);
+        configure(&mut config);
+        Ok(Arc::new(Self::build(port, config, rx, time, around)))
     }
 
     /// A NIC on a simulated network.
@@ -135,6 +146,7 @@ impl Nic {
     ) -> Self {
         let addresses = port.addresses().to_vec();
         let gids = addresses.iter().map(|a| LocalGid { ip: a.ip, scope_id: a.scope_id }).collect();
+        let pkeys = u16::try_from(config.pkeys.len()).unwrap_or(u16::MAX);
         let engine = Engine::new(config, port.caps(), gids);
         let guid = device::guid(&addresses);
         Self {
@@ -149,12 +161,18 @@ impl Nic {
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
             addresses,
             guid,
+            pkeys,
         }
     }
 
     /// Its addresses, in the order of the GID table.
     pub fn addresses(&self) -> &[PortAddress] {
         &self.addresses
+    }
+
+    /// Entries of its partition table.
+    pub fn pkey_count(&self) -> u16 {
+        self.pkeys
     }
 
     /// Its identifier.
@@ -346,6 +364,36 @@ impl Nic {
         })
     }
 
+    /// Makes a shared receive queue. Its events go to `events`.
+    ///
+    /// # Errors
+    /// As [`Engine::create_srq`].
+    pub fn create_srq(
+        &self,
+        pd: PdId,
+        max_wr: u32,
+        max_sge: u32,
+        events: &Arc<EventQueue>,
+    ) -> Result<(u32, Arc<RecvQueue>), Cause> {
+        self.with_core(|core, _| {
+            let (srq, queue) = core.engine.create_srq(pd, max_wr, max_sge)?;
+            core.srq_owners.insert(srq, Arc::clone(events));
+            Ok((srq, queue))
+        })
+    }
+
+    /// Destroys a shared receive queue.
+    ///
+    /// # Errors
+    /// As [`Engine::destroy_srq`].
+    pub fn destroy_srq(&self, srq: u32) -> Result<(), Cause> {
+        self.with_core(|core, _| {
+            core.engine.destroy_srq(srq)?;
+            core.srq_owners.remove(&srq);
+            Ok(())
+        })
+    }
+
     /// Somebody opened the device and wants its events.
     pub fn add_opener(&self, events: &Arc<EventQueue>) {
         self.with_core(|core, _| {
@@ -365,9 +413,9 @@ impl Nic {
         (self.moved[0].load(Ordering::Relaxed), self.moved[1].load(Ordering::Relaxed))
     }
 
-    /// Whether the port failed for good.
-    pub fn is_broken(&self) -> bool {
-        self.with_core(|core, _| core.is_broken())
+    /// Whether the port can work at present.
+    pub fn is_up(&self) -> bool {
+        self.with_core(|core, _| core.is_up())
     }
 
     /// Something was posted: sends it from here if the engine is free, else leaves it to whoever is in it.

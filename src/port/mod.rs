@@ -24,6 +24,8 @@ mod batch;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod control;
 #[cfg(all(feature = "udp", target_os = "linux"))]
+mod monitor;
+#[cfg(all(feature = "udp", target_os = "linux"))]
 pub mod netdev;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod open;
@@ -95,6 +97,11 @@ pub trait Port: Send + Debug {
     /// Our addresses, in the order of the device's GID table.
     fn addresses(&self) -> &[PortAddress];
 
+    /// Whether the port can work, as far as this side knows. Cheap: asked in each pass.
+    fn health(&self) -> Health {
+        Health::GOOD
+    }
+
     /// What has been counted since the port was opened.
     fn stats(&self) -> PortStats;
 
@@ -105,6 +112,20 @@ pub trait Port: Send + Debug {
 
     /// Reads again what may change while the port is open: the MTU of its interfaces.
     fn refresh(&mut self) {}
+}
+
+/// What may come and go while a port is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Health {
+    /// An interface has a link, and still has one of our addresses.
+    pub up: bool,
+    /// How many of our addresses are gone.
+    pub missing: usize,
+}
+
+impl Health {
+    /// Nothing is wrong.
+    pub const GOOD: Self = Self { up: true, missing: 0 };
 }
 
 /// An address of a port, and the interface that has it.

@@ -30,10 +30,11 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTime
 
 use super::arrival::{Dropped, describe};
 use super::control::{Control, Name};
+use super::monitor::Monitor;
 use super::netdev::{self, NetDev};
 use super::open::{bind, join, new_socket, share_address};
 use super::sys::{self, Outgoing, ReceiveArena, SendArena};
-use super::{Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, selftest};
+use super::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, selftest};
 use crate::net::{Ident, Path, PortCaps, SrcPort, Transmit};
 
 pub use super::open::{GsoPolicy, OpenError, UdpConfig};
@@ -44,6 +45,8 @@ pub use super::selftest::Numbering;
 const RECEIVE_CALL: usize = 32;
 /// Bytes in one receive call above which a larger call would save nothing.
 const ENOUGH_BYTES: usize = RxBatch::WHOLE;
+/// Receives in vain after which the monitor is asked.
+const ASK_AFTER: u8 = 64;
 /// Most bytes of a send, all segments together: what an IPv4 datagram can carry. (IPv6 has 20 more.)
 const MAX_TRANSMIT: usize = 65_507;
 
@@ -116,8 +119,13 @@ pub struct UdpPort {
     /// One for each address, in their order; behind them those of groups, whose address is the group.
     endpoints: Vec<Endpoint>,
     addresses: Vec<PortAddress>,
-    /// Watches the sockets where there are several, or have been.
+    /// Watches the sockets where there are several, or have been, and the monitor.
     epoll: Option<Epoll>,
+    /// Where an interface is not the loopback, which never changes.
+    monitor: Option<Monitor>,
+    /// Receive calls in a row that brought nothing since the monitor was asked.
+    empty: u8,
+    health: Health,
     port: u16,
     /// What sockets of groups are made like.
     config: UdpConfig,
@@ -241,14 +249,25 @@ impl UdpPort {
             mtu: smallest_mtu(&devices, &endpoints).unwrap_or(0),
             rx_buffer: Some(rx_buffer),
         };
+        let loopback = |index| devices.iter().any(|d| d.index == index && d.loopback);
+        let steady = endpoints.iter().all(|e| loopback(e.address.if_index));
+        // Without notices the port works as well as it can.
+        let monitor = if steady { None } else { Monitor::open().ok() };
         let epoll = match &endpoints[..] {
-            [_] => None,
-            several => Some(watch(several).map_err(OpenError::io("creating an epoll descriptor"))?),
+            [_] if monitor.is_none() => None,
+            all => {
+                let watch = watch(all, monitor.as_ref());
+                Some(watch.map_err(OpenError::io("creating an epoll descriptor"))?)
+            }
         };
+        let health = health(&devices, &endpoints);
         Ok(Self {
             addresses: endpoints.iter().map(|e| e.address.clone()).collect(),
             endpoints,
             epoll,
+            monitor,
+            empty: 0,
+            health,
             port: config.port,
             config: config.clone(),
             caps,
@@ -259,6 +278,17 @@ impl UdpPort {
             last_error: None,
             blocked: None,
         })
+    }
+
+    /// Looks at the interfaces again if the kernel says that something has changed.
+    fn look_at_interfaces(&mut self) {
+        if self.monitor.as_ref().is_some_and(Monitor::has_changed)
+            && let Ok(devices) = netdev::interfaces()
+        {
+            // Sockets of groups stand behind those of addresses.
+            self.health = health(&devices, &self.endpoints[..self.addresses.len()]);
+            self.refresh();
+        }
     }
 
     /// A socket for what comes for a group in by one interface.
@@ -275,7 +305,7 @@ impl UdpPort {
     /// Takes an endpoint up, and watches it with all others.
     fn add_endpoint(&mut self, endpoint: Endpoint) -> io::Result<()> {
         if self.epoll.is_none() {
-            self.epoll = Some(watch(&self.endpoints)?);
+            self.epoll = Some(watch(&self.endpoints, self.monitor.as_ref())?);
         }
         if let Some(epoll) = &self.epoll {
             let data = self.endpoints.len() as u64;
@@ -455,7 +485,19 @@ impl Port for UdpPort {
 
     fn recv(&mut self, rx: &mut RxBatch) -> io::Result<()> {
         rx.clear();
-        let Some(epoll) = &self.epoll else { return self.receive_from(0, rx) };
+        if self.endpoints.len() == 1 {
+            self.receive_from(0, rx)?;
+            // The descriptor of both may be readable for the sake of the monitor alone: then it is asked after
+            // some receives in vain, and not after each, because programs that poll make many.
+            self.empty = if rx.is_empty() { self.empty + 1 } else { 0 };
+            if self.empty >= ASK_AFTER {
+                self.empty = 0;
+                self.look_at_interfaces();
+            }
+            return Ok(());
+        }
+        let Some(epoll) = &self.epoll else { return Ok(()) };
+        let mut noticed = false;
         let mut events = [EpollEvent::empty(); 16];
         self.stats.receive_calls += 1;
         let ready = match epoll.wait(&mut events, EpollTimeout::ZERO) {
@@ -469,9 +511,13 @@ impl Port for UdpPort {
             }
             // The kernel keeps the order in which sockets became ready and puts those that still are at
             // the end, so a busy one does not starve the others.
-            if let Ok(at) = usize::try_from(event.data()) {
-                self.receive_from(at, rx)?;
+            match usize::try_from(event.data()) {
+                Ok(at) if at < self.endpoints.len() => self.receive_from(at, rx)?,
+                _ => noticed = true,
             }
+        }
+        if noticed {
+            self.look_at_interfaces();
         }
         Ok(())
     }
@@ -572,6 +618,10 @@ impl Port for UdpPort {
         &self.addresses
     }
 
+    fn health(&self) -> Health {
+        self.health
+    }
+
     fn stats(&self) -> PortStats {
         let overruns = self.endpoints.iter().map(|e| sys::drops(e.socket.as_fd()).unwrap_or(0));
         PortStats { overruns: overruns.map(u64::from).sum(), ..self.stats }
@@ -637,12 +687,27 @@ fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)> {
     })
 }
 
-fn watch(endpoints: &[Endpoint]) -> io::Result<Epoll> {
+fn watch(endpoints: &[Endpoint], monitor: Option<&Monitor>) -> io::Result<Epoll> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
     for (i, e) in endpoints.iter().enumerate() {
         epoll.add(&e.socket, EpollEvent::new(EpollFlags::EPOLLIN, i as u64))?;
     }
+    if let Some(monitor) = monitor {
+        epoll.add(monitor, EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
+    }
     Ok(epoll)
+}
+
+/// Whether an interface with one of these addresses works, and how many of them are gone.
+fn health(devices: &[NetDev], endpoints: &[Endpoint]) -> Health {
+    let dev = |a: &PortAddress| devices.iter().find(|d| d.index == a.if_index);
+    let there = |a: &PortAddress| {
+        // All of 127.0.0.0/8 is there, listed or not.
+        dev(a).is_some_and(|d| d.loopback || d.addresses.iter().any(|b| b.ip == a.ip))
+    };
+    let works = |a: &PortAddress| there(a) && dev(a).is_some_and(|d| d.running);
+    let addresses = || endpoints.iter().map(|e| &e.address);
+    Health { up: addresses().any(works), missing: addresses().filter(|a| !there(a)).count() }
 }
 
 fn smallest_mtu(devices: &[NetDev], endpoints: &[Endpoint]) -> Option<u32> {

@@ -79,7 +79,7 @@ pub struct SendWqe {
     pub wr_id: u64,
     /// Address at the peer.
     pub remote_addr: u64,
-    /// CAS: compare with this. FAA: add this.
+    /// CAS: compare with this. FAA: add this. FLUSH: bytes of the range.
     pub compare_add: u64,
     /// CAS: store this.
     pub swap: u64,
@@ -89,7 +89,8 @@ pub struct SendWqe {
     pub length: u32,
     /// Bytes in the slot; 0 unless [`SendFlags::INLINE`], else equal to `length`.
     pub inline_len: u32,
-    /// Immediate data as a number, or the key that the peer is to invalidate.
+    /// Immediate data as a number, or the key that the peer is to invalidate. FLUSH: placement type in the low
+    /// four bits, selectivity in the next two.
     pub imm_or_inv: u32,
     /// UD: index of the address handle.
     pub dest: u32,

@@ -51,6 +51,7 @@ pub use crate::fabric::{
 use crate::capture::Writer;
 use crate::engine::EngineConfig;
 use crate::engine::cause::Cause;
+use crate::engine::config::MAX_PKEYS;
 use crate::fabric::{Fabric, FabricPort, HostId, PacketSink, SharedFabric};
 use crate::net;
 use crate::nic::virtual_time::VirtualTime;
@@ -58,6 +59,7 @@ use crate::nic::{Nic, OpenNic};
 use crate::seed::Seeds;
 use crate::time::{Duration, Instant};
 use crate::verbs::{Backend, Context, Device, Error, Result};
+use crate::wire::num::Pkey;
 
 use exec::Executor;
 
@@ -134,6 +136,18 @@ impl Sim {
         self.host_with(link, |_| ())
     }
 
+    /// One more host, with these entries behind the first (0xffff) of its partition table.
+    ///
+    /// # Errors
+    /// `EINVAL`: the link makes no sense, a key is none (its lower 15 bits are 0), or there are more than 127.
+    pub fn try_host_in(&self, link: Link, pkeys: &[u16]) -> Result<Context> {
+        if pkeys.len() >= MAX_PKEYS || pkeys.iter().any(|key| key & 0x7fff == 0) {
+            let what = "up to 127 partition keys, none of them 0 or 0x8000".into();
+            return Err(Error::verb("sim", Cause::Invalid { what }));
+        }
+        self.host_with(link, |config| config.pkeys.extend(pkeys.iter().map(|&key| Pkey(key))))
+    }
+
     /// One more host, with an engine set up differently.
     pub(crate) fn host_with(
         &self,
@@ -200,14 +214,18 @@ impl Sim {
         set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
     }
 
-    /// Pulls the cable of a host, or plugs it in again. What is on the way is lost.
+    /// Pulls the cable of a host, or plugs it in again. What is on the way is lost. Its device raises
+    /// [`Event::PortErr`](crate::verbs::Event::PortErr) or [`PortActive`](crate::verbs::Event::PortActive).
     ///
     /// # Errors
     /// `EINVAL`: not a host of this simulation.
     pub fn set_up(&self, host: &Context, up: bool) -> Result<()> {
         let id = self.host_of(host)?;
         let set = self.0.fabric.lock().set_up(id, up);
-        set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
+        set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))?;
+        // The device notices in a pass.
+        host.nic().control(|_, _| ());
+        Ok(())
     }
 
     /// What the network counted of a host's packets.

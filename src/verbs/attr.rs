@@ -56,6 +56,8 @@ pub struct DeviceAttr {
     pub max_srq: u32,
     /// Slots of a shared receive queue.
     pub max_srq_wr: u32,
+    /// Pieces of memory in a receive of a shared queue.
+    pub max_srq_sge: u32,
     /// Partitions.
     pub max_pkeys: u16,
     /// How atomic atomics are.

@@ -41,7 +41,8 @@ impl Context {
     ///
     /// Options follow, each behind a comma. `gso=on`, `gso=off`, `gso=auto`: whether the kernel may split
     /// sends (`auto`: where it is known to do it right). `pcap=FILE`: every packet that the device sends or
-    /// receives is written to a pcapng file, which is readable at any time. (A comma or backslash in the
+    /// receives is written to a pcapng file, which is readable at any time. `pkeys=8001:7ffe`: further entries of the
+    /// partition table, in hex, from index 1 on. (A comma or backslash in the
     /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
     /// `soft:lo,pcap=b` have different addresses.
     ///
@@ -122,9 +123,10 @@ impl Context {
             max_mcast_grp: l.max_mcast_grp,
             max_qp_rd_atom: u32::from(l.max_rd_atomic),
             max_qp_init_rd_atom: u32::from(l.max_rd_atomic),
-            max_srq: 0,
-            max_srq_wr: 0,
-            max_pkeys: 1,
+            max_srq: l.max_srq,
+            max_srq_wr: l.max_srq_wr,
+            max_srq_sge: l.max_sge,
+            max_pkeys: self.nic().pkey_count(),
             atomic_cap: AtomicCap::Global,
             ports: 1,
             odp: true,
@@ -144,13 +146,12 @@ impl Context {
         let verb = "ibv_query_port";
         self.nic().enter().of(verb)?;
         check_port(verb, port)?;
-        let down = self.nic().is_broken();
         Ok(PortAttr {
-            state: if down { PortState::Down } else { PortState::Active },
+            state: if self.nic().is_up() { PortState::Active } else { PortState::Down },
             max_mtu: Mtu::B4096,
             active_mtu: self.active_mtu(),
             gid_len: u32::try_from(self.nic().addresses().len()).unwrap_or(u32::MAX),
-            pkey_len: 1,
+            pkey_len: self.nic().pkey_count(),
             lid: 0,
             max_msg_size: Limits::ALL.max_msg,
             speed_mbps: self.0.device.speed_mbps.unwrap_or(10_000),
@@ -173,7 +174,8 @@ impl Context {
         Ok(self.nic().addresses().iter().enumerate().map(entry).collect())
     }
 
-    /// The partition table: 0xffff at index 0.
+    /// An entry of the partition table: 0xffff at index 0, the default partition. More are there if the device was
+    /// opened with them.
     ///
     /// # Errors
     /// `EINVAL`: another port or index.
@@ -181,11 +183,8 @@ impl Context {
     pub fn pkey(&self, port: u8, index: u16) -> Result<u16> {
         let verb = "ibv_query_pkey";
         check_port(verb, port)?;
-        if index > 0 {
-            let cause = Cause::AttrRange { attr: "index", got: index.into(), max: 0 };
-            return Err(Error::verb(verb, cause));
-        }
-        Ok(0xffff)
+        self.nic().enter().of(verb)?;
+        self.nic().control(|engine, _| engine.pkey(index)).map(|key| key.0).of(verb)
     }
 
     /// Makes a protection domain.

@@ -108,7 +108,9 @@ mod soft {
 
     use super::{Backend, Context, Device, Error, Result};
     use crate::capture::Tap;
+    use crate::engine::EngineConfig;
     use crate::engine::cause::Cause;
+    use crate::engine::config::MAX_PKEYS;
     use crate::engine::errno::{EBUSY, EIO};
     use crate::nic::clock::WallClock;
     use crate::nic::device::guid;
@@ -118,6 +120,7 @@ mod soft {
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::verbs::error::Named;
+    use crate::wire::num::Pkey;
 
     /// Devices that are open in this process, by the name that opens them.
     static OPEN: Mutex<BTreeMap<String, Weak<OpenNic>>> = Mutex::new(BTreeMap::new());
@@ -153,6 +156,8 @@ mod soft {
         /// Receive buffer to ask for, in bytes.
         rcvbuf: Option<usize>,
         pcap: Option<PathBuf>,
+        /// Partitions beside the default one.
+        pkeys: Vec<Pkey>,
     }
 
     impl Options {
@@ -165,13 +170,15 @@ mod soft {
     fn parse(spec: &str) -> Result<(String, Options)> {
         let mut parts = split(spec).into_iter();
         let base = parts.next().unwrap_or_default();
-        let mut options = Options { gso: GsoPolicy::Auto, rcvbuf: None, pcap: None };
+        let mut options =
+            Options { gso: GsoPolicy::Auto, rcvbuf: None, pcap: None, pkeys: Vec::new() };
         for option in parts {
             let bytes = option.strip_prefix("rcvbuf=").and_then(|n| n.parse::<usize>().ok());
             match (option.as_str(), option.strip_prefix("pcap=")) {
                 ("gso=on", _) => options.gso = GsoPolicy::On,
                 ("gso=off", _) => options.gso = GsoPolicy::Off,
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
+                _ if option.starts_with("pkeys=") => options.pkeys = partitions(&option)?,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
                 // The kernel takes no more than an int.
                 _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => {
@@ -179,7 +186,7 @@ mod soft {
                 }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -189,6 +196,23 @@ mod soft {
             }
         }
         Ok((base, options))
+    }
+
+    /// `pkeys=8001:7ffe`.
+    fn partitions(option: &str) -> Result<Vec<Pkey>> {
+        let list = option.strip_prefix("pkeys=").unwrap_or_default();
+        let key = |text: &str| {
+            let digits = text.strip_prefix("0x").unwrap_or(text);
+            u16::from_str_radix(digits, 16).ok().filter(|key| key & 0x7fff != 0).map(Pkey)
+        };
+        let keys: Option<Vec<Pkey>> = list.split(':').map(key).collect();
+        keys.filter(|keys| keys.len() < MAX_PKEYS).ok_or_else(|| {
+            let what = format!(
+                "device option {option:?}: wanted up to {} partition keys in hex between colons, none of them 0 or 8000",
+                MAX_PKEYS - 1
+            );
+            Error::verb("ibv_open_device", Cause::Invalid { what: what.into() })
+        })
     }
 
     /// The parts between commas. Behind a backslash a comma is an ordinary character, and so is a backslash.
@@ -247,7 +271,9 @@ mod soft {
             Ok("manual") => Mode::Manual,
             _ => Mode::Hybrid,
         };
-        let nic = OpenNic::new(Nic::real(port, ProgressConfig::from_env(mode)).of(verb)?);
+        let configure = |config: &mut EngineConfig| config.pkeys.extend(options.pkeys);
+        let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
+        let nic = OpenNic::new(nic);
         table.retain(|_, weak| weak.strong_count() > 0);
         table.insert(name.to_owned(), Arc::downgrade(&nic));
         Ok(Context::from_nic(device(name, nic.nic()), nic))
@@ -312,10 +338,28 @@ mod soft {
             );
             let file = Some("a, b\\c=d".into());
             assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
+            let keys = |spec: &str| parse(spec).map(|(_, o)| o.pkeys).map_err(|e| e.to_string());
+            assert_eq!(keys("lo,pkeys=8001:0x7ffe"), Ok(vec![Pkey(0x8001), Pkey(0x7ffe)]));
+            let many = format!("lo,pkeys=1{}", ":1".repeat(127));
+            for bad in [
+                "lo,pkeys=",
+                "lo,pkeys=0",
+                "lo,pkeys=8000",
+                "lo,pkeys=8001:",
+                "lo,pkeys=10001",
+                &many,
+            ] {
+                assert!(
+                    keys(bad).unwrap_err().contains("up to 127 partition keys in hex"),
+                    "{bad}"
+                );
+            }
             for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b"] {
                 let e = parsed(bad).unwrap_err();
                 assert!(
-                    e.contains("wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES or pcap=FILE"),
+                    e.contains(
+                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS or pcap=FILE"
+                    ),
                     "{e}"
                 );
             }

@@ -10,7 +10,8 @@
 //! | [`ProtectionDomain`], [`CompChannel`] | `Context` | frees it |
 //! | [`MemoryRegion`] | `ProtectionDomain` | deregisters, then frees the memory if it is ours |
 //! | [`CompletionQueue`] | `Context`, its channel | frees it |
-//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s | answers what it owes, leaves its multicast groups, then is gone; completions not polled vanish |
+//! | [`SharedReceiveQueue`] | `ProtectionDomain` | frees it, and forgets the receives in it |
+//! | [`QueuePair`] | `ProtectionDomain`, its `CompletionQueue`s, its `SharedReceiveQueue` | answers what it owes, leaves its multicast groups, then is gone; completions not polled vanish |
 //! | [`MemoryWindow`] | `ProtectionDomain` | unbinds and frees it |
 //! | [`AddressHandle`] | `ProtectionDomain` | is gone; requests that name it and were not sent fail |
 //! | [`PoolBuf`] | its [`Pool`] | goes back to the pool |
@@ -48,8 +49,9 @@ pub use pool::{InFlight, Pool, PoolBuf};
 pub use qp::{QpAttr, QpBuilder, QpCap, QpInitAttr, QpState, QpType, QueuePair};
 pub use srq::SharedReceiveQueue;
 pub use wc::WorkCompletion;
-pub use wr::{Local, RecvWr, SendWr, Source, inline};
+pub use wr::{Local, Placement, RecvWr, SendWr, Source, inline};
 
+pub use crate::engine::SrqAttr;
 pub use crate::engine::cause::Cause;
 pub use crate::engine::event::AsyncEvent as Event;
 pub use crate::engine::status::{WcOpcode, WcStatus};
@@ -70,6 +72,7 @@ mod tests {
         shared::<CompletionQueue>();
         shared::<CompChannel>();
         shared::<QueuePair>();
+        shared::<SharedReceiveQueue>();
         shared::<MemoryWindow>();
         shared::<AddressHandle>();
         shared::<Pool>();

@@ -1,4 +1,4 @@
-//! Memory windows: keys to parts of a region that come and go by work requests.
+//! Memory windows: keys to parts of a region that come and go without the region.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -10,7 +10,8 @@ use super::pd::ProtectionDomain;
 /// Type of a memory window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MwType {
-    /// Bound by its own verb, for every queue pair of the protection domain. Not offered yet.
+    /// Bound by [`QueuePair::bind_mw`](super::QueuePair::bind_mw), for every queue pair of the protection domain.
+    /// The device makes its keys. It may be bound again without more ado.
     Type1,
     /// Bound by a work request, for the queue pair that executes it (2B).
     Type2,

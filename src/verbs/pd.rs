@@ -153,19 +153,14 @@ impl ProtectionDomain {
         QpBuilder::new(self, kind, cq)
     }
 
-    /// A receive queue for many queue pairs.
+    /// A receive queue of `max_wr` slots for many queue pairs; a receive has up to `max_sge` pieces of
+    /// memory, all of this domain. The queue pairs may be of others.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`, for now.
+    /// `EINVAL`: no slots, or a limit of the device is exceeded.
     #[doc(alias = "ibv_create_srq")]
     pub fn create_srq(&self, max_wr: u32, max_sge: u32) -> Result<SharedReceiveQueue> {
-        let _ = (max_wr, max_sge);
-        Err(Error::verb(
-            "ibv_create_srq",
-            Cause::Unsupported {
-                what: "shared receive queues are not offered yet: give each queue pair its own receives",
-            },
-        ))
+        SharedReceiveQueue::new(self, max_wr, max_sge)
     }
 
     /// An address handle for datagrams, to one host or to a multicast group.
@@ -192,7 +187,7 @@ impl ProtectionDomain {
     /// A memory window, not bound yet.
     ///
     /// # Errors
-    /// `EOPNOTSUPP` for type 1, for now. `ENOMEM`: too many.
+    /// `ENOMEM`: too many.
     #[doc(alias = "ibv_alloc_mw")]
     pub fn alloc_mw(&self, kind: MwType) -> Result<MemoryWindow> {
         self.nic().enter().of("ibv_alloc_mw")?;

@@ -18,6 +18,7 @@ use super::cq::CompletionQueue;
 use super::endpoint::QpEndpoint;
 use super::error::{Error, Named, Result};
 use super::mr::Sge;
+use super::mw::MwType;
 use super::pd::ProtectionDomain;
 use super::srq::SharedReceiveQueue;
 use super::wr::{Local, RecvWr, SendWr, Source};
@@ -37,10 +38,11 @@ pub struct QpBuilder {
     recv_cq: CompletionQueue,
     cap: QpCap,
     port: u8,
+    pkey_index: u16,
     gid_index: Option<u16>,
     access: Access,
     sig_all: bool,
-    srq: bool,
+    srq: Option<SharedReceiveQueue>,
     cc: Option<Box<dyn CongestionControl>>,
 }
 
@@ -53,10 +55,11 @@ impl QpBuilder {
             recv_cq: cq.clone(),
             cap: QpCap::default(),
             port: 1,
+            pkey_index: 0,
             gid_index: None,
-            access: Access::REMOTE,
+            access: Access::REMOTE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
             sig_all: false,
-            srq: false,
+            srq: None,
             cc: None,
         }
     }
@@ -67,9 +70,9 @@ impl QpBuilder {
         self
     }
 
-    /// Receives come from a shared queue. Not offered yet.
-    pub fn srq(mut self, _srq: &SharedReceiveQueue) -> Self {
-        self.srq = true;
+    /// Receives come from a shared queue; it has none of its own then, whatever the sizes say.
+    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
+        self.srq = Some(srq.clone());
         self
     }
 
@@ -89,6 +92,12 @@ impl QpBuilder {
     /// Port of the device, 1.
     pub fn port(mut self, port: u8) -> Self {
         self.port = port;
+        self
+    }
+
+    /// Which partition it is in: index into the partition table. Default 0.
+    pub fn pkey_index(mut self, i: u16) -> Self {
+        self.pkey_index = i;
         self
     }
 
@@ -137,9 +146,10 @@ impl QpBuilder {
     pub fn build_reset(self) -> Result<QueuePair> {
         let verb = "ibv_create_qp";
         let ctx = self.pd.context();
-        if self.srq {
-            let what = "shared receive queues are not offered yet";
-            return Err(Error::verb(verb, Cause::Unsupported { what }));
+        if self.srq.as_ref().is_some_and(|srq| !srq.pd().context().is(ctx)) {
+            let what =
+                "the shared receive queue belongs to another device than the protection domain";
+            return Err(Error::verb(verb, Cause::Mismatch { what }));
         }
         if !self.send_cq.context().is(ctx) || !self.recv_cq.context().is(ctx) {
             let what = "the completion queue belongs to another device than the protection domain";
@@ -165,6 +175,7 @@ impl QpBuilder {
             pd: self.pd.id(),
             send_cq: self.send_cq.number(),
             recv_cq: self.recv_cq.number(),
+            srq: self.srq.as_ref().map(SharedReceiveQueue::number),
             cap: self.cap,
             sig_all: self.sig_all,
             cc: self.cc,
@@ -175,10 +186,12 @@ impl QpBuilder {
             pd: self.pd,
             _send_cq: self.send_cq,
             _recv_cq: self.recv_cq,
+            _srq: self.srq,
             handle,
             face,
             access: self.access,
             port: self.port,
+            pkey_index: self.pkey_index,
             gid_index,
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
             psn: AtomicU32::new(psn.raw()),
@@ -220,10 +233,12 @@ pub struct QueuePair {
     pd: ProtectionDomain,
     _send_cq: CompletionQueue,
     _recv_cq: CompletionQueue,
+    _srq: Option<SharedReceiveQueue>,
     handle: QpHandle,
     face: Arc<QpFace>,
     access: Access,
     port: u8,
+    pkey_index: u16,
     gid_index: u16,
     gid: Gid,
     /// First PSN of this life.
@@ -267,7 +282,7 @@ impl QueuePair {
     }
 
     fn init_attr(&self) -> QpAttr {
-        let attr = QpAttr::to(QpState::Init).port(self.port).pkey_index(0);
+        let attr = QpAttr::to(QpState::Init).port(self.port).pkey_index(self.pkey_index);
         match self.face.kind() {
             QpType::Ud => attr.qkey(0),
             _ => attr.access(self.access),
@@ -412,7 +427,12 @@ impl QueuePair {
 
     /// What it was made with.
     pub fn query_init(&self) -> QpInitAttr {
-        QpInitAttr { kind: self.face.kind(), cap: self.face.cap(), sig_all: self.face.sig_all() }
+        QpInitAttr {
+            kind: self.face.kind(),
+            cap: self.face.cap(),
+            sig_all: self.face.sig_all(),
+            srq: self.face.srq(),
+        }
     }
 
     /// Its state.
@@ -439,7 +459,7 @@ impl QueuePair {
         while let Some(wr) = wrs.next() {
             let last = wrs.size_hint().1 == Some(0);
             let mut sq = self.face.sq.lock();
-            self.stage(&mut sq, &wr)
+            self.stage(&mut sq, &wr, MwType::Type2)
                 .map_err(|cause| Error::post("ibv_post_send", batch.posted, cause))?;
             batch.posted += 1;
             if last {
@@ -450,8 +470,59 @@ impl QueuePair {
         Ok(())
     }
 
-    /// Writes one request into the queue.
-    fn stage(&self, sq: &mut SendProducer, wr: &SendWr<'_>) -> std::result::Result<(), Cause> {
+    /// Binds a window of type 1, as `ibv_bind_mw(3)` does, with a request made by [`SendWr::bind_mw`]. Gives the
+    /// window's new key, which the device makes; peers can use it once the request has completed, and the old one
+    /// no longer. An empty range unbinds the window.
+    ///
+    /// The request stands in the send queue like any other, in order with those around it.
+    ///
+    /// # Errors
+    /// As [`post_send`](Self::post_send). `EINVAL`: another request, or a window of type 2.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// # fn main() -> Result<()> {
+    /// # let [a, b] = softroce::sim::Sim::new(1).hosts(Default::default());
+    /// # let (pd, cq) = (a.alloc_pd()?, a.create_cq(16)?);
+    /// # let qp = pd.create_qp(QpType::Rc, &cq).build()?;
+    /// # let theirs = b.create_cq(16)?;
+    /// # let peer = b.alloc_pd()?.create_qp(QpType::Rc, &theirs).build()?;
+    /// # qp.connect(&peer.endpoint())?;
+    /// let mr = pd.alloc_mr(4096, Access::LOCAL | Access::MW_BIND)?;
+    /// let mw = pd.alloc_mw(MwType::Type1)?;
+    /// let rkey = qp.bind_mw(SendWr::bind_mw(1, &mw, &mr, 0..64, Access::REMOTE_READ))?;
+    /// cq.wait(Duration::from_secs(1))?.ok()?;
+    /// assert_eq!(rkey, mw.rkey());
+    /// # qp.bind_mw(SendWr::bind_mw(2, &mw, &mr, 0..0, Access::empty()))?;
+    /// # cq.wait(Duration::from_secs(1))?.ok()?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[doc(alias = "ibv_bind_mw")]
+    pub fn bind_mw(&self, wr: SendWr<'_>) -> Result<u32> {
+        let nic = self.pd.nic();
+        let refused = |cause| Error::post("ibv_bind_mw", 0, cause);
+        nic.enter().map_err(refused)?;
+        let Some((_, bind)) = &wr.bind else {
+            let what = "bind_mw takes requests made by SendWr::bind_mw".into();
+            return Err(refused(Cause::Invalid { what }));
+        };
+        let mut batch = Batch { qp: self, posted: 0, published: 0 };
+        let mut sq = self.face.sq.lock();
+        self.stage(&mut sq, &wr, MwType::Type1).map_err(refused)?;
+        sq.publish();
+        drop(sq);
+        (batch.posted, batch.published) = (1, 1);
+        Ok(bind.new_rkey.0)
+    }
+
+    /// Writes one request into the queue; a bind only of a window of type `bound`.
+    fn stage(
+        &self,
+        sq: &mut SendProducer,
+        wr: &SendWr<'_>,
+        bound: MwType,
+    ) -> std::result::Result<(), Cause> {
         let state = self.face.state();
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(Cause::State {
@@ -468,6 +539,13 @@ impl QueuePair {
             flags |= SendFlags::SIGNALED;
         }
         if let Some((mw, bind)) = &wr.bind {
+            if mw.kind() != bound {
+                let what = match mw.kind() {
+                    MwType::Type1 => "a window of type 1 is bound by QueuePair::bind_mw",
+                    MwType::Type2 => "a window of type 2 is bound by post_send",
+                };
+                return Err(Cause::Invalid { what: what.into() });
+            }
             if bind.new_rkey.0 & !0xff != bind.mw.0 & !0xff {
                 return Err(Cause::Invalid {
                     what: "only the low 8 bits of a window's key may be chosen".into(),
@@ -495,6 +573,7 @@ impl QueuePair {
         };
         match &wr.source {
             Source::Inline(bytes) => {
+                check_word(wr.op, bytes.len() as u64)?;
                 sq.stage_inline(wqe, [*bytes])
                     .map_err(|e| self.refused(e, bytes.len(), bytes.len() as u64))?;
             }
@@ -547,13 +626,10 @@ impl QueuePair {
         if wr.xrc {
             return Err(Cause::Unsupported { what: "XRC is not offered yet" });
         }
-        match wr.op {
-            SendOp::Flush => Err(Cause::Unsupported { what: "FLUSH is not offered yet" }),
-            SendOp::AtomicWrite => Err(Cause::Unsupported {
-                what: "ATOMIC WRITE is not offered yet: use WRITE of 8 bytes",
-            }),
-            _ => Ok(()),
+        if wr.op == SendOp::Flush && wr.compare_add > MAX_MSG {
+            return Err(Cause::MessageTooLong { got: wr.compare_add, max: MAX_MSG });
         }
+        Ok(())
     }
 
     /// Why a request with `got` pieces, or inline bytes, and `total` bytes does not fit.
@@ -569,7 +645,7 @@ impl QueuePair {
     /// Posts receives. Allowed from INIT on.
     ///
     /// # Errors
-    /// As [`post_send`](Self::post_send).
+    /// As [`post_send`](Self::post_send). `EINVAL` too if it takes its receives from a shared queue.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
         self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_recv", 0, cause))?;
@@ -580,6 +656,11 @@ impl QueuePair {
             let state = self.face.state();
             let staged = if state == QpState::Reset {
                 Err(Cause::State { state, want: "INIT or later for posting receives" })
+            } else if self.face.srq().is_some() {
+                Err(Cause::Invalid {
+                    what: "the queue pair takes its receives from a shared receive queue: post them there"
+                        .into(),
+                })
             } else if self.face.cap().recv_wr == 0 {
                 Err(Cause::QueueFull { depth: 0 })
             } else {
@@ -675,12 +756,16 @@ fn total(list: &[Sge]) -> u64 {
     list.iter().map(|s| u64::from(s.len())).sum()
 }
 
+/// Some operations move one word.
+fn check_word(op: SendOp, got: u64) -> std::result::Result<(), Cause> {
+    let word = matches!(op, SendOp::CompareSwap | SendOp::FetchAdd | SendOp::AtomicWrite);
+    if word && got != 8 { Err(Cause::AtomicLocal { got }) } else { Ok(()) }
+}
+
 /// Lengths that the operation prescribes.
 fn check_length(op: SendOp, local: &Local<'_>) -> std::result::Result<(), Cause> {
     let total = total(local.as_slice());
-    if matches!(op, SendOp::CompareSwap | SendOp::FetchAdd) && total != 8 {
-        return Err(Cause::AtomicLocal { got: total });
-    }
+    check_word(op, total)?;
     if total > MAX_MSG {
         return Err(Cause::MessageTooLong { got: total, max: MAX_MSG });
     }
@@ -706,4 +791,6 @@ pub struct QpInitAttr {
     pub cap: QpCap,
     /// Every request makes a completion.
     pub sig_all: bool,
+    /// Number of the shared receive queue that it takes its receives from.
+    pub srq: Option<u32>,
 }

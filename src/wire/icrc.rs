@@ -151,9 +151,20 @@ pub fn check(ip: &IpFields, datagram: &[u8]) -> bool {
 pub fn recover_ident(ip: &IpFields, datagram: &[u8]) -> Option<u16> {
     let IpFields(Family::V4 { .. }) = ip else { return None };
     let (sealed, icrc) = split(datagram)?;
-    let delta = icrc ^ compute(&ip.with_ident(0), sealed);
+    solve(icrc ^ compute(&ip.with_ident(0), sealed), sealed.len())
+}
+
+/// The same for a FLUSH of Linux rdma_rxe, see [`compute_rxe_flush`].
+pub fn recover_ident_rxe_flush(ip: &IpFields, datagram: &[u8]) -> Option<u16> {
+    let IpFields(Family::V4 { .. }) = ip else { return None };
+    let (sealed, icrc) = split(datagram)?;
+    solve(icrc ^ compute_rxe_flush(&ip.with_ident(0), sealed), 2 * sealed.len())
+}
+
+/// The identification that makes this difference, with `behind` bytes between the UDP header and the CRC.
+fn solve(delta: u32, behind: usize) -> Option<u16> {
     // Behind the identification: 14 bytes of IP, 8 of UDP, and what is sealed; and the 32 bits of the CRC.
-    let n = u16::try_from(14 + 8 + sealed.len() + 4).ok()?;
+    let n = u16::try_from(14 + 8 + behind + 4).ok()?;
     let ident = multiply(delta, inverse_of_bytes(n));
     let [high, low, 0, 0] = ident.to_be_bytes() else { return None };
     // Bits of a CRC run backwards, so the byte that stands first in the packet is the lower one.
@@ -161,9 +172,14 @@ pub fn recover_ident(ip: &IpFields, datagram: &[u8]) -> Option<u16> {
 }
 
 /// What Linux rdma_rxe (6.12 and 7.3) writes as the ICRC of a FLUSH: the CRC runs on over the sealed part,
-/// unmasked, a second time. For reading captures; by the book it is [`compute`].
+/// unmasked, a second time. By the book it is [`compute`].
 pub fn compute_rxe_flush(ip: &IpFields, sealed: &[u8]) -> u32 {
     crc(compute(ip, sealed), sealed)
+}
+
+/// Whether the ICRC at the end of a datagram is that of a FLUSH of Linux rdma_rxe, see [`compute_rxe_flush`].
+pub fn check_rxe_flush(ip: &IpFields, datagram: &[u8]) -> bool {
+    split(datagram).is_some_and(|(sealed, icrc)| compute_rxe_flush(ip, sealed) == icrc)
 }
 
 /// Splits a datagram into what the ICRC covers and the ICRC.
@@ -321,6 +337,7 @@ mod tests {
                 compute(&ip, &long[..len]);
                 compute_rxe_flush(&ip, &long[..len]);
                 recover_ident(&ip, &long[..len]);
+                recover_ident_rxe_flush(&ip, &long[..len]);
                 check(&ip, &long[..len]);
             }
         }
@@ -338,6 +355,14 @@ mod tests {
             datagram[at..].copy_from_slice(&icrc.to_le_bytes());
             prop_assert!(check(&ip, &datagram));
             prop_assert_eq!(recover_ident(&ip.with_ident(0), &datagram), Some(ident));
+            if at <= 2000 {
+                let icrc = compute_rxe_flush(&ip, &datagram[..at]);
+                datagram[at..].copy_from_slice(&icrc.to_le_bytes());
+                prop_assert!(check_rxe_flush(&ip, &datagram));
+                prop_assert_eq!(recover_ident_rxe_flush(&ip.with_ident(0), &datagram), Some(ident));
+                let icrc = compute(&ip, &datagram[..at]);
+                datagram[at..].copy_from_slice(&icrc.to_le_bytes());
+            }
             // The other setting of the bit does not explain it away.
             let other = IpFields::v4(A, B, ident, !df, port);
             prop_assert_eq!(recover_ident(&other, &datagram), None);

@@ -300,22 +300,18 @@ fn what_is_not_offered_yet_is_refused() {
     let theirs = memory.remote();
     let no = |what: &str, errno: Option<i32>| assert_eq!(errno, Some(EOPNOTSUPP), "{what}");
     let post = |wr| a.qp.post_send(wr).unwrap_err().errno();
-    no("ATOMIC WRITE", post(SendWr::atomic_write(1, inline(&[0; 8]), theirs)));
-    no("FLUSH", post(SendWr::flush(1, theirs)));
     no("XRC", post(SendWr::send(1, ()).xrc_srq(1)));
     for kind in [QpType::XrcSend, QpType::XrcRecv] {
         let e = pd.create_qp(kind, &a.cq).build().unwrap_err();
         no("another type of queue pair", e.errno());
         assert!(e.to_string().contains("use RC"), "{e}");
     }
-    no("SRQ", pd.create_srq(16, 1).unwrap_err().errno());
-    no("windows of type 1", pd.alloc_mw(MwType::Type1).unwrap_err().errno());
     let alt = AltPath { ah: theirs_ah(&b), pkey_index: 0, timeout: 14 };
     no("alternate path", a.qp.modify(&QpAttr::default().alt(Box::new(alt))).unwrap_err().errno());
     let migrate = QpAttr::default().path_mig(MigState::Rearm);
     no("migration", a.qp.modify(&migrate).unwrap_err().errno());
     no("rate limit", a.qp.modify(&QpAttr::default().rate_limit(1000_u32)).unwrap_err().errno());
-    assert_eq!((ctx.attr().unwrap().max_srq, ctx.attr().unwrap().xrc), (0, false));
+    assert!(!ctx.attr().unwrap().xrc);
     // What belongs to datagrams is wrong on a connected queue pair.
     assert_eq!(a.qp.activate(1).unwrap_err().errno(), Some(EINVAL));
     assert_eq!(a.qp.attach_mcast(Gid::default()).unwrap_err().errno(), Some(EINVAL));

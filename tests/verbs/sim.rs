@@ -5,6 +5,7 @@ use softroce::sim::{Link, Sim};
 
 use super::testbed::Testbed;
 
+mod annex;
 mod atomics;
 mod causes;
 mod clean;
@@ -17,6 +18,7 @@ mod limits;
 mod memory;
 mod ops;
 mod requests;
+mod shared;
 mod states;
 mod threads;
 mod unreliable;

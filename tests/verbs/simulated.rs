@@ -5,7 +5,7 @@ use std::thread;
 
 use softroce::prelude::*;
 use softroce::sim::{Link, Sim, Verdict};
-use softroce::verbs::Cause;
+use softroce::verbs::{Cause, PortState};
 
 use crate::testbed::{Pair, Side};
 
@@ -219,6 +219,52 @@ fn a_cable_that_is_pulled() {
     assert_eq!(a.outcome(SendWr::write(2, inline(b"x"), to.remote())), WcStatus::RetryExc);
     let took = sim.now() - before;
     assert_eq!(took.as_millis(), 8 * 67, "{took:?}");
+}
+
+#[test]
+fn a_pulled_cable_is_told_to_everybody_who_opened_the_device() {
+    let sim = Sim::new(1);
+    let [a, b] = sim.hosts(Link::default());
+    sim.set_up(&a, false).unwrap();
+    assert_eq!(a.wait_event(Duration::ZERO), Ok(Event::PortErr { port: 1 }));
+    assert_eq!(a.port(1).unwrap().state, PortState::Down);
+    sim.set_up(&a, false).unwrap();
+    assert_eq!(a.wait_event(Duration::ZERO), Err(Error::Timeout), "nothing has changed");
+    sim.set_up(&a, true).unwrap();
+    assert_eq!(a.wait_event(Duration::ZERO), Ok(Event::PortActive { port: 1 }));
+    assert_eq!(a.port(1).unwrap().state, PortState::Active);
+    assert_eq!(b.wait_event(Duration::ZERO), Err(Error::Timeout), "its own cable is in");
+}
+
+#[test]
+fn partitions_keep_their_members_among_themselves() {
+    let sim = Sim::new(1);
+    let host = |keys: &[u16]| sim.try_host_in(Link::default(), keys).unwrap();
+    let (a, b) = (host(&[0x8001, 0x0002]), host(&[0x0002, 0x8001, 0x8002]));
+    let keys = |ctx: &Context| {
+        let n = ctx.port(1).unwrap().pkey_len;
+        assert_eq!(n, ctx.attr().unwrap().max_pkeys);
+        (0..n).map(|i| ctx.pkey(1, i).unwrap()).collect::<Vec<_>>()
+    };
+    assert_eq!(keys(&a), [0xffff, 0x8001, 0x0002]);
+    assert_eq!(keys(&b), [0xffff, 0x0002, 0x8001, 0x8002]);
+    let e = a.pkey(1, 3).unwrap_err();
+    assert_eq!(e.cause(), Some(&Cause::AttrRange { attr: "pkey_index", got: 3, max: 2 }));
+    let patience = QpAttr::default().timeout(8).retry_cnt(1);
+    // 0xffff with itself, full with full, limited with full; limited with limited, and strangers.
+    for (i, j, talk) in [(0, 0, true), (1, 2, true), (2, 3, true), (2, 1, false), (1, 3, false)] {
+        let side = |ctx: &Context, index| Side::with(ctx, |qp| qp.pkey_index(index));
+        let Pair { a, b } = Pair::connect(side(&a, i), side(&b, j), &patience);
+        let before = b.counter("bad_pkey_cntr");
+        b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+        let want = if talk { WcStatus::Success } else { WcStatus::RetryExc };
+        assert_eq!(a.outcome(SendWr::send(1, ())), want, "{i} {j}");
+        assert_eq!(b.counter("bad_pkey_cntr") > before, !talk);
+        assert_eq!(a.qp.query().unwrap().pkey_index, Some(i));
+    }
+    for keys in [&[0_u16][..], &[0x8000], &[1; 128]] {
+        assert_eq!(sim.try_host_in(Link::default(), keys).unwrap_err().errno(), Some(22));
+    }
 }
 
 #[test]

@@ -332,7 +332,8 @@ fn what_connect_chooses_by_itself() {
     let Pair { a, b } = Pair::new(&bed);
     let told = a.qp.query().unwrap();
     assert_eq!((told.timeout, told.retry_cnt, told.rnr_retry), (Some(17), Some(7), Some(7)));
-    assert_eq!((told.min_rnr_timer, told.access), (Some(12), Some(Access::REMOTE)));
+    let all = Access::REMOTE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+    assert_eq!((told.min_rnr_timer, told.access), (Some(12), Some(all)));
     assert_eq!(told.path_mtu, Some(a.qp.endpoint().mtu.min(b.qp.endpoint().mtu)));
     assert_eq!(told.max_rd_atomic, Some(16));
     // The smaller of both sides' figures is taken.

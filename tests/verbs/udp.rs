@@ -9,6 +9,7 @@ use softroce::prelude::*;
 
 use super::testbed::Testbed;
 
+mod annex;
 mod atomics;
 mod causes;
 mod clean;
@@ -21,6 +22,7 @@ mod limits;
 mod memory;
 mod ops;
 mod requests;
+mod shared;
 mod states;
 mod threads;
 mod unreliable;

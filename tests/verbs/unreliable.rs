@@ -76,7 +76,7 @@ fn operations_that_need_a_reliable_connection() {
         SendWr::fetch_add(1, mine.sge(..8), theirs.remote(), 1),
         SendWr::send(1, ()).invalidate(5),
         SendWr::atomic_write(1, inline(&[0; 8]), theirs.remote()),
-        SendWr::flush(1, theirs.remote()),
+        SendWr::flush(1, theirs.remote(), 8, Placement::GLOBAL),
     ];
     for wr in refused {
         let e = a.qp.post_send(wr).unwrap_err();

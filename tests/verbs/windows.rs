@@ -1,4 +1,5 @@
-//! Memory windows of type 2: bound and invalidated by work requests, for one queue pair.
+//! Memory windows: of type 2, bound and invalidated by work requests, for one queue pair; and of type 1, bound
+//! by a verb, for all.
 
 use softroce::prelude::*;
 use softroce::verbs::{Cause, MemError};
@@ -222,4 +223,107 @@ fn a_window_that_is_dropped_lets_the_region_go() {
     let w = Windowed::new(&bed, Access::REMOTE_WRITE);
     w.pair.b.qp.destroy().unwrap();
     w.mr.deregister().unwrap();
+}
+
+#[test]
+fn type_1_is_bound_by_its_verb_for_every_queue_pair() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let mr = b.memory(4096);
+    let mw = b.pd.alloc_mw(MwType::Type1).unwrap();
+    let before = mw.rkey();
+    let bind = SendWr::bind_mw(1, &mw, &mr, 100..200, Access::REMOTE_WRITE);
+    let rkey = b.qp.bind_mw(bind).unwrap();
+    let wc = b.sent().ok().unwrap();
+    assert_eq!((wc.wr_id, wc.opcode), (1, WcOpcode::BindMw));
+    assert_eq!(mw.rkey(), rkey);
+    assert_ne!(rkey, before, "the device makes a new key");
+    assert_eq!((rkey ^ before) & !0xff, 0);
+    let addr = mr.iova() + 100;
+    let at = |rkey| RemoteSlice { addr, rkey };
+    a.done(SendWr::write(1, inline(b"first"), at(rkey)));
+    // Another queue pair of the domain.
+    let second = Pair::connect(
+        Side::with(&a.ctx, |_| a.pd.create_qp(QpType::Rc, &a.cq)),
+        Side::with(&b.ctx, |_| b.pd.create_qp(QpType::Rc, &b.cq)),
+        &QpAttr::default(),
+    );
+    second.a.post(SendWr::write(2, inline(b"again"), at(rkey)));
+    a.sent().ok().unwrap();
+    assert_eq!(mr.to_vec(100..105), b"again");
+    // Bound anew, without more ado: the old key is dead.
+    let other = b.memory(64);
+    let bind = SendWr::bind_mw(2, &mw, &other, 0..64, Access::REMOTE_WRITE).unsignaled();
+    let moved = b.qp.bind_mw(bind).unwrap();
+    assert_ne!(moved, rkey);
+    b.done(SendWr::write(3, (), RemoteSlice { addr: 0, rkey: 0 }));
+    a.done(SendWr::write(4, inline(b"moved"), RemoteSlice { addr: other.iova(), rkey: moved }));
+    assert_eq!(other.to_vec(0..5), b"moved");
+    mr.deregister().unwrap();
+    assert_eq!(a.outcome(SendWr::write(5, inline(b"x"), at(rkey))), WcStatus::RemAccess);
+}
+
+#[test]
+fn type_1_is_unbound_by_an_empty_range() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let mr = b.memory(64);
+    let mw = b.pd.alloc_mw(MwType::Type1).unwrap();
+    let addr = mr.iova();
+    let at = |rkey| RemoteSlice { addr, rkey };
+    b.qp.bind_mw(SendWr::bind_mw(1, &mw, &mr, 0..64, Access::REMOTE_WRITE)).unwrap();
+    b.sent().ok().unwrap();
+    a.done(SendWr::write(1, inline(b"x"), at(mw.rkey())));
+    let bound = mw.rkey();
+    b.qp.bind_mw(SendWr::bind_mw(2, &mw, &mr, 0..0, Access::empty())).unwrap();
+    b.sent().ok().unwrap();
+    assert_eq!(a.outcome(SendWr::write(2, inline(b"x"), at(bound))), WcStatus::RemAccess);
+    mr.deregister().unwrap();
+}
+
+#[test]
+fn type_1_survives_a_bind_that_failed() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let closed = b.pd.alloc_mr(64, Access::REMOTE).unwrap();
+    let mw = b.pd.alloc_mw(MwType::Type1).unwrap();
+    b.qp.bind_mw(SendWr::bind_mw(1, &mw, &closed, 0..64, Access::REMOTE_READ)).unwrap();
+    assert_eq!(b.sent().status, WcStatus::MwBind);
+    // Through another queue pair, which is alive.
+    let second = Pair::connect(
+        Side::new(&a.ctx),
+        Side::with(&b.ctx, |_| b.pd.create_qp(QpType::Rc, &b.cq)),
+        &QpAttr::default(),
+    );
+    let mr = b.memory(64);
+    mr.write(0, b"still");
+    let bind = SendWr::bind_mw(2, &mw, &mr, 0..64, Access::REMOTE_READ);
+    let rkey = second.b.qp.bind_mw(bind).unwrap();
+    b.sent().ok().unwrap();
+    let mine = second.a.memory(5);
+    let there = RemoteSlice { addr: mr.iova(), rkey };
+    second.a.done(SendWr::read(1, mine.sge(..), there));
+    assert_eq!(mine.to_vec(0..5), b"still");
+}
+
+#[test]
+fn each_type_has_its_own_way_to_be_bound() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { b, .. } = Pair::new(&bed);
+    let mr = b.memory(64);
+    let [one, two] = [MwType::Type1, MwType::Type2].map(|t| b.pd.alloc_mw(t).unwrap());
+    let keys = (one.rkey(), two.rkey());
+    let read = Access::REMOTE_READ;
+    let refused = |e: Error, word: &str| {
+        assert_eq!(e.errno(), Some(EINVAL));
+        assert!(e.to_string().contains(word), "{e}");
+    };
+    let posted = b.qp.post_send(SendWr::bind_mw(1, &one, &mr, 0..8, read));
+    refused(posted.unwrap_err(), "QueuePair::bind_mw");
+    let bound = b.qp.bind_mw(SendWr::bind_mw(1, &two, &mr, 0..8, read));
+    refused(bound.unwrap_err(), "post_send");
+    let chosen = SendWr::bind_mw_key(1, &one, &mr, 0..8, read, one.rkey().wrapping_add(2) ^ 0x80);
+    refused(b.qp.bind_mw(chosen).unwrap_err(), "made by the device");
+    refused(b.qp.bind_mw(SendWr::send(1, ())).unwrap_err(), "SendWr::bind_mw");
+    assert_eq!((one.rkey(), two.rkey()), keys, "nothing has changed");
 }

@@ -253,7 +253,7 @@ qp_attr! {
     sqd_notify: bool, 0x4, "sqd_notify";
     /// What peers may do through this queue pair, on top of what their keys allow.
     access: Access, 0x8, "access";
-    /// Index into the partition table, 0.
+    /// Index into the partition table.
     pkey_index: u16, 0x10, "pkey_index";
     /// Port of the device, 1.
     port: u8, 0x20, "port";

@@ -174,6 +174,8 @@ impl Qp {
         let track = self.req.track(index);
         let packet_index = steps(track.first, psn);
         let mtu = self.mtu.bytes();
+        // ATOMIC WRITE and FLUSH are answered by an empty one.
+        let answer = if wqe.op == SendOp::Read { wqe.length as usize } else { 0 };
         let offset = packet_index as usize * mtu;
         let last_of_all = packet_index + 1 == track.packets;
         let last_of_request = packet_index + 1 == track.chunk_end(packet_index);
@@ -182,9 +184,10 @@ impl Qp {
             Position::First | Position::Only => !self.req.in_stream,
             Position::Middle | Position::Last => self.req.in_stream,
         };
-        let fits = wqe.op == SendOp::Read
+        let fits = is_read_class(wqe.op)
+            && !is_atomic(wqe.op)
             && matches!(syndrome, None | Some(Syndrome::Ack { .. }))
-            && packet.payload().len() == (wqe.length as usize - offset).min(mtu)
+            && packet.payload().len() == (answer - offset).min(mtu)
             && position.ends() == last_of_request
             && (in_order || self.req.resumed);
         if !fits {

@@ -12,6 +12,7 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::queue::{Cqe, CqeKind};
+use crate::wire::num::Pkey;
 
 impl Qp {
     /// The oldest request fails with `status`; the queue pair goes to ERR, or if it is of an unreliable
@@ -78,20 +79,6 @@ impl Qp {
         self.req.start(self.req.una_psn, head);
     }
 
-    fn flush_receives(&mut self, c: &mut Common) {
-        let head = self.rq.head();
-        let mut index = self.rq.tail();
-        while index != head {
-            if let Some((&wqe, _)) = self.rq.get(index) {
-                c.count(Counter::RespCqeFlushError);
-                let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::WrFlush);
-                c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
-            }
-            index = index.wrapping_add(1);
-            self.rq.release(index);
-        }
-    }
-
     /// Goes to RESET: nothing is left of what was.
     pub(crate) fn enter_reset(&mut self, c: &mut Common) {
         self.set_state(QpState::Reset);
@@ -99,10 +86,11 @@ impl Qp {
         self.release_all(c);
         self.resp.reset();
         self.face.sq.clear(&mut self.sq);
-        self.face.rq.clear(&mut self.rq);
+        self.forget_receives();
         let head = self.sq.head();
         self.req.start(self.req.una_psn, head);
         *self.set = Settings::default();
+        self.pkey = Pkey::DEFAULT;
     }
 
     /// Makes completions that were not polled yet invisible.

@@ -9,6 +9,7 @@ pub mod attr;
 mod completer;
 pub(crate) mod flush;
 mod packets;
+mod receives;
 mod requester;
 mod respond;
 mod responder;
@@ -23,6 +24,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use attr::{AhAttr, QpCap, QpState, QpType};
+pub(crate) use receives::Receives;
 use requester::Requester;
 use responder::Responder;
 
@@ -33,9 +35,7 @@ use super::status::WcStatus;
 use super::window::{PACKET_CHARGE, WindowId};
 use crate::mem::{Access, PdId};
 use crate::net::Path;
-use crate::queue::{
-    Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, RecvWqe, SendQueue, SendWqe,
-};
+use crate::queue::{Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, SendQueue, SendWqe};
 use crate::time::Instant;
 use crate::wire::icrc::IpFields;
 use crate::wire::num::{Mtu, Pkey, Psn, Qpn};
@@ -57,9 +57,10 @@ pub struct QpFace {
     cap: QpCap,
     sig_all: bool,
     kind: QpType,
+    srq: Option<u32>,
     /// Where requests are posted.
     pub sq: SendQueue,
-    /// Where receives are posted.
+    /// Where receives are posted, unless it takes them from a shared queue.
     pub rq: RecvQueue,
 }
 
@@ -72,6 +73,11 @@ impl QpFace {
     /// Its type.
     pub fn kind(&self) -> QpType {
         self.kind
+    }
+
+    /// The shared receive queue that it takes its receives from.
+    pub fn srq(&self) -> Option<u32> {
+        self.srq
     }
 
     /// What it was made for.
@@ -136,6 +142,7 @@ pub(crate) struct Settings {
     pub(crate) sq_psn: u32,
     pub(crate) sqd_notify: bool,
     pub(crate) port: u8,
+    pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
     /// Receive buffer that the peer told of; 0: unknown.
     pub(crate) peer_buffer: u32,
@@ -163,6 +170,8 @@ pub(crate) struct Qp {
     pub(crate) access: Access,
     pub(crate) pd: PdId,
     pub(crate) mtu: Mtu,
+    /// Its partition: that of all packets that it sends, and that it takes.
+    pub(crate) pkey: Pkey,
     pub(crate) path: Path,
     /// The fields of `path` as the ICRC wants them.
     ip: IpFields,
@@ -171,7 +180,7 @@ pub(crate) struct Qp {
     pub(crate) send_cq: CqRef,
     pub(crate) recv_cq: CqRef,
     sq: Consumer<SendWqe>,
-    rq: Consumer<RecvWqe>,
+    pub(crate) rq: Receives,
     req: Requester,
     resp: Responder,
     pub(crate) face: Arc<QpFace>,
@@ -210,7 +219,8 @@ pub(crate) struct NewQp {
     pub(crate) send_cq: CqRef,
     pub(crate) recv_cq: CqRef,
     pub(crate) sq: (SendQueue, Consumer<SendWqe>),
-    pub(crate) rq: (RecvQueue, Consumer<RecvWqe>),
+    pub(crate) rq: RecvQueue,
+    pub(crate) receives: Receives,
     pub(crate) cc: Option<Box<dyn CongestionControl>>,
 }
 
@@ -225,8 +235,9 @@ impl Qp {
             cap: new.cap,
             sig_all: new.sig_all,
             kind: new.kind,
+            srq: new.receives.srq(),
             sq: new.sq.0,
-            rq: new.rq.0,
+            rq: new.rq,
         });
         Self {
             handle: new.handle,
@@ -237,6 +248,7 @@ impl Qp {
             access: Access::empty(),
             pd: new.pd,
             mtu: Mtu::B256,
+            pkey: Pkey::DEFAULT,
             path: Path {
                 src: NOWHERE.into(),
                 dst: NOWHERE.into(),
@@ -251,7 +263,7 @@ impl Qp {
             send_cq: new.send_cq,
             recv_cq: new.recv_cq,
             sq: new.sq.1,
-            rq: new.rq.1,
+            rq: new.receives,
             req: Requester::new(new.cap.send_wr, new.cc),
             resp: Responder::new(),
             face,
@@ -343,7 +355,7 @@ impl Qp {
             m: true,
             pad_count: 0,
             tver: 0,
-            pkey: Pkey::DEFAULT,
+            pkey: self.pkey,
             fecn: false,
             becn: false,
             dest_qp: self.dest_qp,

@@ -13,7 +13,7 @@ use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::time::Duration;
 use crate::wire::Opcode;
-use crate::wire::headers::{AtomicEth, Ext, Ieth, ImmDt, Reth};
+use crate::wire::headers::{AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Qpn, Rkey};
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
@@ -78,7 +78,22 @@ impl Qp {
             takes_credit: false,
         };
         if is_read_class(wqe.op) {
-            if wqe.op == SendOp::Read {
+            let at = Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length };
+            let only =
+                |operation| Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain);
+            if wqe.op == SendOp::AtomicWrite {
+                plan.opcode = only(Operation::AtomicWrite)?;
+                plan.payload = wqe.length as usize;
+                plan.charge = charge(wqe.length, mtu, 0, 1);
+                plan.ext.reth = Some(at);
+            } else if wqe.op == SendOp::Flush {
+                plan.opcode = only(Operation::Flush)?;
+                plan.charge = PACKET_CHARGE;
+                let [.., feth] = wqe.imm_or_inv.to_be_bytes();
+                plan.ext.feth = Some(Feth { sel: feth >> 4 & 3, plt: feth & 0xf });
+                let dma_len = u32::try_from(wqe.compare_add).unwrap_or(u32::MAX);
+                plan.ext.reth = Some(Reth { dma_len, ..at });
+            } else if wqe.op == SendOp::Read {
                 let end = track.chunk_end(packet);
                 plan.psns = end - packet;
                 plan.window = TO_US;
@@ -94,8 +109,7 @@ impl Qp {
                     SendOp::CompareSwap => Operation::CompareSwap,
                     _ => Operation::FetchAdd,
                 };
-                plan.opcode =
-                    Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain)?;
+                plan.opcode = only(operation)?;
                 plan.charge = PACKET_CHARGE;
                 plan.ext.atomic = Some(match wqe.op {
                     SendOp::CompareSwap => AtomicEth {

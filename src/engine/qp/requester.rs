@@ -18,7 +18,7 @@ use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::{QpState, QpType};
 use crate::engine::status::WcStatus;
 use crate::engine::trace::{NicEvent, WqeBrief};
-use crate::mem::Bind;
+use crate::mem::{Bind, MwKind};
 use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
 use crate::time::Instant;
@@ -229,11 +229,16 @@ impl Requester {
 
 /// Whether it is answered by more than an ACK.
 pub(super) const fn is_read_class(op: SendOp) -> bool {
-    matches!(op, SendOp::Read) || is_atomic(op)
+    matches!(op, SendOp::Read | SendOp::AtomicWrite | SendOp::Flush) || is_atomic(op)
 }
 
 pub(super) const fn is_atomic(op: SendOp) -> bool {
     matches!(op, SendOp::CompareSwap | SendOp::FetchAdd)
+}
+
+/// Whether its local side is one word.
+const fn moves_a_word(op: SendOp) -> bool {
+    matches!(op, SendOp::AtomicWrite) || is_atomic(op)
 }
 
 impl Qp {
@@ -334,10 +339,16 @@ impl Qp {
                     return false;
                 }
                 let bound = read_bind(words).is_some_and(|b| {
+                    // A window of type 1 is named by its handle, whatever became of earlier binds: its
+                    // owner cannot know its key before they have completed.
+                    let mw = match b.kind {
+                        MwKind::Type1 => c.mrs.key_of_now(b.mw).unwrap_or(b.mw),
+                        MwKind::Type2 => b.mw,
+                    };
                     let bind = Bind {
                         pd: self.pd,
                         qpn: self.qpn,
-                        mw: b.mw,
+                        mw,
                         new_rkey: b.new_rkey,
                         mr: b.mr,
                         addr: b.addr,
@@ -351,10 +362,7 @@ impl Qp {
                     return self.fail_beginning(c, index, track, WcStatus::MwBind);
                 }
             }
-            SendOp::Flush | SendOp::AtomicWrite => {
-                return self.fail_beginning(c, index, track, WcStatus::LocQpOp);
-            }
-            _ if wqe.length > MAX_MSG || is_atomic(wqe.op) && wqe.length != 8 => {
+            _ if wqe.length > MAX_MSG || moves_a_word(wqe.op) && wqe.length != 8 => {
                 return self.fail_beginning(c, index, track, WcStatus::LocLen);
             }
             SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::Write | SendOp::WriteImm => {
@@ -363,7 +371,11 @@ impl Qp {
                 }
                 track.packets = packets(wqe.length, self.mtu.bytes());
             }
-            SendOp::Read | SendOp::CompareSwap | SendOp::FetchAdd => {
+            SendOp::Read
+            | SendOp::CompareSwap
+            | SendOp::FetchAdd
+            | SendOp::AtomicWrite
+            | SendOp::Flush => {
                 if fenced {
                     return false;
                 }

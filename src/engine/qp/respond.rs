@@ -50,6 +50,7 @@ impl Qp {
             let Some(resource) = self.resp.resources[place] else { break };
             let answer = match resource.what {
                 What::Atomic { orig } => self.answer_atomic(batch, &resource, orig),
+                What::Done => self.answer_done(batch, &resource),
                 What::Read { .. } => self.answer_read(c, batch, place, &resource),
             };
             match answer {
@@ -74,6 +75,13 @@ impl Qp {
         } else {
             Answer::Full
         }
+    }
+
+    /// ATOMIC WRITE and FLUSH are answered as a READ of no bytes would be.
+    fn answer_done(&self, batch: &mut Batch<'_>, resource: &Resource) -> Answer {
+        let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
+        let ext = Ext { aeth: Some(aeth), ..Ext::default() };
+        if self.emit(batch, ONLY, resource.first, &ext) { Answer::Sent } else { Answer::Full }
     }
 
     /// The next packet of a READ, from memory as it is.

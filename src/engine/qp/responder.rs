@@ -7,7 +7,8 @@
 //! sequence; right of the queue pair; READ/atomic resources; a receive to put it into; lengths; key,
 //! range and right of memory; alignment. The first that fails decides the NAK. Requests ahead draw one
 //! sequence NAK for the gap; requests behind are duplicates: SEND and WRITE are acknowledged again, READ
-//! is executed again, an atomic is answered from its saved result. Memory is looked up by key for every
+//! is executed again, an atomic is answered from its saved result, ATOMIC WRITE and FLUSH are answered and not
+//! executed. Memory is looked up by key for every
 //! packet: a key that dies in the middle of a message ends it.
 
 use super::Qp;
@@ -19,8 +20,7 @@ use crate::engine::event::AsyncEvent;
 use crate::engine::status::WcStatus;
 use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError};
-use crate::queue::wqe::sges;
-use crate::queue::{Cqe, CqeFlags, CqeKind};
+use crate::queue::{Cqe, CqeFlags};
 use crate::time::Instant;
 use crate::wire::headers::Reth;
 use crate::wire::num::{Msn, Psn, Rkey};
@@ -56,8 +56,16 @@ pub(super) struct Resource {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) enum What {
-    Read { va: u64, len: u32, rkey: Rkey },
-    Atomic { orig: u64 },
+    Read {
+        va: u64,
+        len: u32,
+        rkey: Rkey,
+    },
+    Atomic {
+        orig: u64,
+    },
+    /// An ATOMIC WRITE or FLUSH: done, with nothing to tell.
+    Done,
 }
 
 impl Resource {
@@ -243,6 +251,9 @@ pub(super) enum Refusal {
     Fatal(NakCode, WcStatus),
     /// No receive is posted.
     NotReady,
+    /// A FLUSH above `max_dest_rd_atomic`. rdma_rxe does not count them, so this may be no error of the peer's:
+    /// the packet is as good as lost, and comes again when there is a place.
+    NoPlace,
 }
 
 impl From<AccessError> for Refusal {
@@ -252,6 +263,20 @@ impl From<AccessError> for Refusal {
 }
 
 const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
+
+/// Selectivity of a FLUSH: the range that it names, or all that its key reaches.
+const SEL_RANGE: u8 = 0;
+const SEL_REGION: u8 = 1;
+
+/// The rights that a FLUSH needs, by its placement type.
+fn flush_right(packet: &Packet<'_>) -> Result<Access, Refusal> {
+    match packet.feth().map_or(0, |feth| feth.plt) {
+        1 => Ok(Access::FLUSH_GLOBAL),
+        2 => Ok(Access::FLUSH_PERSISTENT),
+        3 => Ok(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT),
+        _ => Err(INVALID),
+    }
+}
 
 impl Qp {
     /// The transition to RTR.
@@ -373,7 +398,8 @@ impl Qp {
             Operation::Read => Access::REMOTE_READ,
             Operation::CompareSwap | Operation::FetchAdd => Access::REMOTE_ATOMIC,
             Operation::Send => Access::empty(),
-            // FLUSH and ATOMIC WRITE are not offered.
+            Operation::AtomicWrite => Access::REMOTE_WRITE,
+            Operation::Flush => flush_right(packet)?,
             _ => return Err(INVALID),
         };
         if !self.access.contains(right) {
@@ -383,6 +409,8 @@ impl Qp {
             Operation::Send => self.execute_send(c, packet),
             Operation::Write => self.execute_write(c, packet),
             Operation::Read => self.execute_read(c, packet),
+            Operation::AtomicWrite => self.execute_atomic_write(c, packet),
+            Operation::Flush => self.execute_flush(c, packet, right),
             _ => self.execute_atomic(c, packet),
         }
     }
@@ -399,14 +427,10 @@ impl Qp {
         if fits && padded { Ok(()) } else { Err(INVALID) }
     }
 
-    fn has_receive(&self) -> bool {
-        self.rq.get(self.rq.tail()).is_some()
-    }
-
     fn execute_send(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         if info.position.starts() {
-            if !self.has_receive() {
+            if !self.take_receive(c) {
                 return Err(Refusal::NotReady);
             }
             self.resp.taken = true;
@@ -414,15 +438,13 @@ impl Qp {
         }
         self.check_length(packet)?;
         let payload = packet.payload();
-        let Some((&wqe, words)) = self.rq.get(self.rq.tail()) else { return Err(INVALID) };
+        let Some((wqe, list)) = self.rq.taken() else { return Err(INVALID) };
         self.resp.open = Open::Send;
         if self.resp.bytes + payload.len() > wqe.length as usize {
             c.count(Counter::RespLocalLengthError);
             return Err(Refusal::Fatal(NakCode::InvalidRequest, WcStatus::LocLen));
         }
-        if scatter_into(&c.mrs, self.pd, sges(words, wqe.num_sge), self.resp.bytes, payload)
-            .is_err()
-        {
+        if scatter_into(&c.mrs, self.receive_pd(), list, self.resp.bytes, payload).is_err() {
             return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
         }
         self.observe_scattered(c, packet.psn(), self.resp.bytes, payload.len());
@@ -452,7 +474,7 @@ impl Qp {
     fn execute_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
         let info = packet.info();
         if info.has_imm() {
-            if !self.has_receive() {
+            if !self.take_receive(c) {
                 return Err(Refusal::NotReady);
             }
             self.resp.taken = true;
@@ -553,6 +575,73 @@ impl Qp {
         Ok(())
     }
 
+    /// 8 bytes, all at once (annex A19). It is remembered: a duplicate must not overwrite what was written
+    /// since.
+    fn execute_atomic_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let (Some(reth), Ok(bytes)) = (packet.reth(), packet.payload().try_into()) else {
+            return Err(INVALID);
+        };
+        if !self.resp.has_place() || reth.dma_len != 8 || packet.pad_count() != 0 {
+            return Err(INVALID);
+        }
+        let right = Access::REMOTE_WRITE;
+        let target = c.mrs.remote(self.pd, self.qpn, reth.rkey, reth.va, 8, right)?;
+        if reth.va % 8 != 0 {
+            return Err(INVALID);
+        }
+        target.atomic_write(bytes)?;
+        self.remember_done(packet.psn());
+        c.count(Counter::RxAtomicWriteRequests);
+        Ok(())
+    }
+
+    /// What was written before becomes visible, or persistent (annex A19). All of it was placed when it
+    /// arrived, so nothing has to be waited for.
+    fn execute_flush(
+        &mut self,
+        c: &mut Common,
+        packet: &Packet<'_>,
+        right: Access,
+    ) -> Result<(), Refusal> {
+        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(INVALID) };
+        if self.resp.resources.is_empty() || packet.pad_count() != 0 {
+            return Err(INVALID);
+        }
+        if !self.resp.has_place() {
+            return Err(Refusal::NoPlace);
+        }
+        let (pd, qpn, rkey) = (self.pd, self.qpn, reth.rkey);
+        let target = match feth.sel {
+            SEL_RANGE if reth.dma_len <= MAX_LEN => {
+                c.mrs.remote(pd, qpn, rkey, reth.va, u64::from(reth.dma_len), right)?
+            }
+            SEL_REGION => c.mrs.remote_whole(pd, qpn, rkey, right)?,
+            _ => return Err(INVALID),
+        };
+        if right.contains(Access::FLUSH_PERSISTENT) {
+            target.make_persistent();
+        } else {
+            target.make_visible();
+        }
+        self.remember_done(packet.psn());
+        c.count(Counter::RxFlushRequests);
+        Ok(())
+    }
+
+    fn remember_done(&mut self, psn: Psn) {
+        let msn = self.resp.msn.offset(1);
+        self.resp.remember(Resource {
+            first: psn,
+            packets: 1,
+            msn,
+            what: What::Done,
+            next: 0,
+            start: 0,
+            answered: false,
+        });
+        self.resp.msn = msn;
+    }
+
     pub(super) fn complete_receive(
         &mut self,
         c: &mut Common,
@@ -562,16 +651,12 @@ impl Qp {
         flags: CqeFlags,
         imm_or_inv: u32,
     ) {
-        let index = self.rq.tail();
-        if let Some((&wqe, _)) = self.rq.get(index) {
-            let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, WcStatus::Success);
-            let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
-            let cqe = Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
-            c.complete(self.recv_cq.cq, cqe, packet.se());
+        let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
+        let fill = |cqe| Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
+        if self.end_receive(c, WcStatus::Success, packet.se(), fill) {
             c.count(Counter::RdmaRecvs);
             c.received = true;
         }
-        self.rq.release(index.wrapping_add(1));
         self.resp.taken = false;
     }
 
@@ -588,6 +673,7 @@ impl Qp {
                 let qpn = self.qpn.raw();
                 c.observe(|| NicEvent::Refused { qpn, psn: psn.raw(), syndrome });
             }
+            Refusal::NoPlace => c.count(Counter::DropFlush),
             Refusal::Fatal(code, status) => self.die(c, psn, code, status),
         }
     }
@@ -613,15 +699,13 @@ impl Qp {
         self.enter_err(c);
     }
 
-    /// Completes the oldest receive with an error. `false`: there is none.
+    /// Completes the receive that was taken with an error. `false`: there is none.
     pub(super) fn fail_receive(&mut self, c: &mut Common, status: WcStatus) -> bool {
-        let index = self.rq.tail();
-        let Some((&wqe, _)) = self.rq.get(index) else { return false };
-        c.count(Counter::RespCqeError);
-        let cqe = self.cqe(CqeKind::Recv, wqe.wr_id, status);
-        c.complete(self.recv_cq.cq, Cqe { opcode: 128, ..cqe }, true);
-        self.rq.release(index.wrapping_add(1));
-        true
+        let failed = self.end_receive(c, status, true, |cqe| Cqe { opcode: 128, ..cqe });
+        if failed {
+            c.count(Counter::RespCqeError);
+        }
+        failed
     }
 
     /// A request that was executed already.
@@ -646,6 +730,16 @@ impl Qp {
                 Some((place, Resource { what: What::Atomic { .. }, .. })) => {
                     self.resp.answer_again(place, 0);
                     c.count(Counter::DuplicateAtomic);
+                }
+                _ => c.count(Counter::DropDuplicate),
+            },
+            operation @ (Operation::AtomicWrite | Operation::Flush) => match self.resp.find(psn) {
+                Some((place, Resource { what: What::Done, .. })) => {
+                    self.resp.answer_again(place, 0);
+                    c.count(match operation {
+                        Operation::Flush => Counter::DuplicateFlush,
+                        _ => Counter::DuplicateAtomicWrite,
+                    });
                 }
                 _ => c.count(Counter::DropDuplicate),
             },

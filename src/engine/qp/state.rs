@@ -166,11 +166,6 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
     {
         return Err(Cause::AttrValue { attr: "port", got: u64::from(port), want: "1" });
     }
-    if let Some(index) = attr.pkey_index
-        && index != 0
-    {
-        return Err(Cause::AttrRange { attr: "pkey_index", got: u64::from(index), max: 0 });
-    }
     if let Some(ah) = &attr.ah {
         check_ah(ah)?;
     }

@@ -72,7 +72,7 @@ impl Qp {
                 self.give_up(c);
             }
             Err(Refusal::Fatal(NakCode::RemoteOperational, status)) => self.fail_here(c, status),
-            Err(Refusal::Fatal(..)) => {
+            Err(Refusal::Fatal(..) | Refusal::NoPlace) => {
                 c.count(Counter::DropRefused);
                 self.give_up(c);
             }

@@ -14,7 +14,6 @@ use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::mem::AccessError;
 use crate::net::{Path, RxMeta, SrcPort, ud_port};
-use crate::queue::wqe::sges;
 use crate::queue::{CqeFlags, SendFlags, SendOp, SendWqe};
 use crate::wire::Opcode;
 use crate::wire::grh::Grh;
@@ -125,6 +124,10 @@ impl Qp {
 
     /// A datagram for this queue pair, its ICRC checked.
     pub(crate) fn handle_datagram(&mut self, c: &mut Common, meta: &RxMeta, packet: &Packet<'_>) {
+        // What is for a group has not been looked at yet.
+        if !packet.pkey().matches(self.pkey) {
+            return c.count(Counter::BadPkeyCntr);
+        }
         if packet.deth().is_none_or(|deth| deth.qkey.0 != self.set.qkey) {
             return c.count(Counter::QkeyViolCntr);
         }
@@ -140,11 +143,12 @@ impl Qp {
         let header = grh.emit(packet.datagram().len()).filter(|_| padded);
         let Some(header) = header else { return c.count(Counter::DropRefused) };
         let needed = Grh::LEN + payload.len();
-        let fits = self.rq.get(self.rq.tail()).map(|(wqe, _)| wqe.length as usize >= needed);
-        match fits {
-            None => return c.count(Counter::OutOfBuffer),
-            Some(false) => return c.count(Counter::RespLocalLengthError),
-            Some(true) => {}
+        if !self.take_receive(c) {
+            return c.count(Counter::OutOfBuffer);
+        }
+        // One that is too short stays with the queue pair, for the next datagram.
+        if self.rq.taken().is_none_or(|(wqe, _)| (wqe.length as usize) < needed) {
+            return c.count(Counter::RespLocalLengthError);
         }
         if self.place(c, &header, payload).is_err() {
             return self.fail_here(c, WcStatus::LocProt);
@@ -158,11 +162,11 @@ impl Qp {
         self.complete_receive(c, packet, 128, needed, flags, imm);
     }
 
-    /// Fills the oldest receive.
+    /// Fills the receive that was taken.
     fn place(&self, c: &Common, header: &[u8], payload: &[u8]) -> Result<(), AccessError> {
-        let Some((wqe, words)) = self.rq.get(self.rq.tail()) else { return Ok(()) };
-        let list = sges(words, wqe.num_sge);
-        scatter_into(&c.mrs, self.pd, list.clone(), 0, header)?;
-        scatter_into(&c.mrs, self.pd, list, header.len(), payload)
+        let Some((_, list)) = self.rq.taken() else { return Ok(()) };
+        let pd = self.receive_pd();
+        scatter_into(&c.mrs, pd, list.clone(), 0, header)?;
+        scatter_into(&c.mrs, pd, list, header.len(), payload)
     }
 }

@@ -460,6 +460,7 @@ fn what_cannot_be_made_leaves_nothing_behind() {
         pd,
         send_cq,
         recv_cq,
+        srq: None,
         cap,
         sig_all: false,
         cc: None,

@@ -101,6 +101,7 @@ pub(crate) fn make_qp(
             pd,
             send_cq: cq,
             recv_cq: cq,
+            srq: None,
             cap: setup.cap,
             sig_all: setup.sig_all,
             cc: setup.cc.map(|make| make()),

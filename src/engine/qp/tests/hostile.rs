@@ -83,6 +83,7 @@ impl Target {
                 pd: s.pd,
                 send_cq: s.cq,
                 recv_cq: s.cq,
+                srq: None,
                 cap: QpCap::default(),
                 sig_all: false,
                 cc: None,

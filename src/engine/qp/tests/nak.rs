@@ -108,16 +108,6 @@ fn a_right_of_the_queue_pair_comes_before_receive_and_key() {
 }
 
 #[test]
-fn operations_that_are_not_offered_are_invalid() {
-    for packet in [pkt("FLUSH", RQ), pkt("ATOMIC_WRITE", RQ).len(8)] {
-        let mut s = Script::new();
-        let (va, rkey) = (s.va(0), s.rkey());
-        fatal_event(&mut s, packet.reth(va, rkey, 8), INVALID);
-        assert_eq!(s.bytes(0, 8), [0; 8]);
-    }
-}
-
-#[test]
 fn no_read_resources_at_all_comes_before_the_key() {
     for name in ["READ_REQUEST", "FETCH_ADD", "CMP_SWAP"] {
         let mut s = Script::with(&Setup { dest_rd_atomic: 0, ..Setup::default() });

@@ -26,9 +26,9 @@ use crate::engine::tests::pair::{QKEY, Setup, fitting, pattern};
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
 use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
 use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
-use crate::queue::{BindWqe, CqShared, Cqe, SendFlags, SendOp, SendWqe};
+use crate::queue::{BindWqe, CqShared, Cqe, RecvQueue, SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
-use crate::wire::headers::{AtomicAckEth, AtomicEth, Deth, Ext, Ieth, ImmDt, Reth};
+use crate::wire::headers::{AtomicAckEth, AtomicEth, Deth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::icrc::{self, IpFields};
 use crate::wire::num::{Gid, Msn, Pkey, Psn, Qkey, Qpn, Rkey};
 use crate::wire::opcode::Operation;
@@ -132,6 +132,12 @@ impl In {
         self
     }
 
+    /// FLUSH: selectivity and placement type.
+    pub(super) fn feth(mut self, sel: u8, plt: u8) -> Self {
+        self.ext.feth = Some(Feth { sel, plt });
+        self
+    }
+
     pub(super) fn imm(mut self, imm: u32) -> Self {
         self.ext.immdt = Some(ImmDt(imm));
         self
@@ -226,10 +232,14 @@ pub(super) struct Script {
     pub(super) pd: PdId,
     pub(super) cq: u32,
     pub(super) cqs: Arc<CqShared>,
+    /// The shared receive queue, if the queue pair has one.
+    pub(super) srq: Option<(u32, Arc<RecvQueue>)>,
     pub(super) region: Arc<Region>,
     pub(super) mr: Registered,
     /// Told that a solicited completion arrived, if it was asked for.
     pub(super) notified: usize,
+    /// The partition key that every packet must carry.
+    pub(super) pkey: u16,
     acks: Acks,
     out: Vec<Out>,
     events: Vec<AsyncEvent>,
@@ -257,8 +267,21 @@ impl Script {
         script
     }
 
+    /// Taking receives from a shared queue of `depth` slots.
+    pub(super) fn sharing(depth: u32, setup: &Setup) -> Self {
+        let mut script = Self::idle_on(setup, Some(depth));
+        script.init(setup);
+        script.rtr(RQ, setup);
+        script.rts(SQ, setup);
+        script
+    }
+
     /// In RESET.
     pub(super) fn idle(setup: &Setup) -> Self {
+        Self::idle_on(setup, None)
+    }
+
+    fn idle_on(setup: &Setup, shared: Option<u32>) -> Self {
         let caps = PortCaps {
             src_port: SrcPort::Entropy,
             ident: Ident::Chosen,
@@ -274,12 +297,14 @@ impl Script {
         let mut engine = Engine::new(config, caps, vec![gid]);
         let pd = engine.alloc_pd().unwrap();
         let (cq, cqs) = engine.create_cq(setup.cq_depth).unwrap();
+        let srq = shared.map(|depth| engine.create_srq(pd, depth, 4).unwrap());
         let (qp, face) = engine
             .create_qp(QpInit {
                 kind: setup.kind,
                 pd,
                 send_cq: cq,
                 recv_cq: cq,
+                srq: srq.as_ref().map(|(number, _)| *number),
                 cap: setup.cap,
                 sig_all: false,
                 cc: setup.cc.map(|make| make()),
@@ -296,9 +321,11 @@ impl Script {
             pd,
             cq,
             cqs,
+            srq,
             region,
             mr,
             notified: 0,
+            pkey: 0xffff,
             acks: Acks::Send,
             out: Vec::new(),
             events: Vec::new(),
@@ -396,7 +423,7 @@ impl Script {
             let ip = IpFields::new(t.path.src, t.path.dst, t.ident, true, t.path.src_port).unwrap();
             assert!(icrc::check(&ip, &buf[..t.len]), "wrong ICRC");
             let packet = Packet::parse(&buf[..t.len]).expect("what we send can be parsed");
-            check_form(&packet);
+            check_form(&packet, self.pkey);
             match packet.deth() {
                 None => {
                     assert_eq!(t.path.dst, IpAddr::from(THEM));
@@ -530,7 +557,10 @@ impl Script {
 
     #[track_caller]
     pub(super) fn post_recv_sge(&mut self, wr_id: u64, sges: &[Sge]) {
-        let mut rq = self.face.rq.lock();
+        let mut rq = match &self.srq {
+            Some((_, queue)) => queue.lock(),
+            None => self.face.rq.lock(),
+        };
         rq.stage(wr_id, sges.iter().copied()).unwrap();
         rq.publish();
         drop(rq);
@@ -590,10 +620,10 @@ impl Script {
 
 /// What holds for every packet that we send.
 #[track_caller]
-fn check_form(packet: &Packet<'_>) {
+fn check_form(packet: &Packet<'_>, pkey: u16) {
     let (b, info) = (packet.datagram(), packet.info());
     assert_eq!(b[1] & 0x4f, 0x40, "MigReq set, transport version 0");
-    assert_eq!(b[2..4], [0xff, 0xff], "default partition");
+    assert_eq!(packet.pkey(), Pkey(pkey), "its partition");
     assert_eq!(b[4], 0, "FECN, BECN, reserved");
     assert_eq!(b[8] & 0x7f, 0, "reserved");
     let end = b.len() - icrc::LEN;
@@ -603,9 +633,15 @@ fn check_form(packet: &Packet<'_>) {
     let may_solicit = info.completes_receive();
     assert!(!packet.se() || may_solicit, "solicited on {}", info.name);
     assert!(!packet.ack_req() || info.is_request(), "AckReq on {}", info.name);
-    if matches!(info.operation, Operation::Read | Operation::FetchAdd | Operation::CompareSwap) {
+    if always_asks(info.operation) {
         assert!(packet.ack_req());
     }
+}
+
+/// Whether all packets of this kind are answered, so that asking goes without saying.
+fn always_asks(operation: Operation) -> bool {
+    use Operation::{AtomicWrite, CompareSwap, FetchAdd, Flush, Read};
+    matches!(operation, Read | FetchAdd | CompareSwap | AtomicWrite | Flush)
 }
 
 /// A packet in one line.
@@ -613,15 +649,14 @@ fn line(packet: &Packet<'_>) -> String {
     let name = packet.info().name;
     let name = name.strip_prefix("RC_").unwrap_or(name);
     let mut line = format!("{name} {}", packet.psn());
-    let asked = matches!(
-        packet.info().operation,
-        Operation::Read | Operation::FetchAdd | Operation::CompareSwap
-    );
-    if packet.ack_req() && !asked {
+    if packet.ack_req() && !always_asks(packet.info().operation) {
         line += " A";
     }
     if packet.se() {
         line += " SE";
+    }
+    if let Some(Feth { sel, plt }) = packet.feth() {
+        let _ = write!(line, " sel={sel} plt={plt}");
     }
     if let Some(Deth { qkey, .. }) = packet.deth() {
         let _ = write!(line, " qkey={:x}", qkey.0);

@@ -1,9 +1,12 @@
 //! What may follow what: every request opcode after every other, at the expected PSN.
 
+use std::sync::Arc;
+
 use super::script::{In, RQ, Script, opcode, pkt};
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::QpState;
-use crate::mem::Access;
+use crate::engine::tests::pair::Setup;
+use crate::mem::{Access, IovaChoice};
 use crate::wire::num::Rkey;
 
 const REQUESTS: [&str; 19] = [
@@ -44,7 +47,8 @@ use Before::{Complete, Nothing, SendFirst, SendMiddle, WriteFirst, WriteMiddle};
 
 /// A script after `before`, the PSN that is expected then, and a key that can be invalidated.
 fn after(before: Before, last: usize) -> (Script, u32, Rkey) {
-    let mut s = Script::new();
+    let access = Access::REMOTE | Access::FLUSH_GLOBAL;
+    let mut s = Script::with(&Setup { access, ..Setup::default() });
     let window = s.window(40_000, 8, Access::REMOTE_READ);
     for id in 0..3 {
         s.post_recv(id, 0, 8192);
@@ -69,9 +73,8 @@ fn after(before: Before, last: usize) -> (Script, u32, Rkey) {
 /// Whether the table of the standard allows `name` there.
 fn is_legal(before: Before, name: &str) -> bool {
     let starts = !name.contains("MIDDLE") && !name.contains("LAST");
-    let offered = !matches!(name, "FLUSH" | "ATOMIC_WRITE");
     match before {
-        Nothing | Complete => starts && offered,
+        Nothing | Complete => starts,
         SendFirst | SendMiddle => !starts && name.starts_with("SEND"),
         WriteFirst | WriteMiddle => !starts && name.starts_with("WRITE"),
     }
@@ -88,8 +91,12 @@ fn every_request_after_every_other() {
             let (mut s, psn, window) = after(before, if full { len + 4 } else { len });
             let has_payload = opcode(name).info().payload;
             let dma_len = if name == "WRITE_FIRST" { 1028 } else { 8 };
+            let access = Access::REMOTE | Access::FLUSH_GLOBAL;
+            let (region, at) = (Arc::clone(&s.region), IovaChoice::At(s.mr.iova));
+            let mr = s.engine.register(s.pd, region, at, access).unwrap();
             let packet = pkt(name, psn)
-                .reth(s.va(0), s.rkey(), dma_len)
+                .reth(s.va(0), mr.rkey, dma_len)
+                .feth(0, 1)
                 .atomic(s.va(0), s.rkey(), 1, 0)
                 .inv(window)
                 .len(if has_payload { len } else { 0 })
@@ -103,7 +110,7 @@ fn every_request_after_every_other() {
             assert_eq!(s.state(), state, "{what}");
             let answer = match name {
                 _ if state == QpState::Err => "ACK",
-                "READ_REQUEST" => "READ_RESP_ONLY",
+                "READ_REQUEST" | "ATOMIC_WRITE" | "FLUSH" => "READ_RESP_ONLY",
                 "FETCH_ADD" | "CMP_SWAP" => "ATOMIC_ACK",
                 _ => "ACK",
             };

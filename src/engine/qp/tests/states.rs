@@ -36,7 +36,7 @@ fn in_state(state: QpState) -> Script {
 }
 
 /// Every kind of request, and the kind of packet that answers it.
-fn requests(s: &Script) -> [(In, &'static str); 5] {
+fn requests(s: &Script) -> [(In, &'static str); 6] {
     let (va, rkey) = (s.va(0), s.rkey());
     [
         (pkt("SEND_ONLY", RQ).ask(), "ACK"),
@@ -44,6 +44,7 @@ fn requests(s: &Script) -> [(In, &'static str); 5] {
         (pkt("READ_REQUEST", RQ).reth(va, rkey, 4), "READ_RESP_ONLY"),
         (pkt("FETCH_ADD", RQ).atomic(va, rkey, 1, 0), "ATOMIC_ACK"),
         (pkt("CMP_SWAP", RQ).atomic(va, rkey, 1, 0), "ATOMIC_ACK"),
+        (pkt("ATOMIC_WRITE", RQ).reth(va, rkey, 8).len(8), "READ_RESP_ONLY"),
     ]
 }
 
@@ -62,7 +63,7 @@ fn responses() -> [In; 6] {
 #[test]
 fn requests_are_taken_from_rtr_on_and_not_in_err() {
     for state in QpState::ALL.into_iter().filter(|&s| s != QpState::Sqe) {
-        for i in 0..5 {
+        for i in 0..6 {
             let mut s = in_state(state);
             let (packet, answer) = requests(&s)[i].clone();
             s.recv(packet);

@@ -1,15 +1,15 @@
 //! Memory windows: bound and invalidated by requests, used and invalidated by the peer.
 
 use super::script::{RQ, SQ, Script, ack, pkt};
+use crate::engine::QpInit;
 use crate::engine::counters::Counter as C;
 use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 use crate::engine::status::WcStatus::{LocAccess, LocQpOp, MwBind, Success, WrFlush};
 use crate::engine::tests::pair::Setup;
-use crate::engine::{Cause, QpInit};
 use crate::mem::{Access, MemError, MwKind};
 use crate::queue::{BindWqe, CqeFlags, SendFlags, SendOp, SendWqe};
-use crate::wire::num::Rkey;
+use crate::wire::num::{Lkey, Rkey};
 
 fn bind_to(s: &mut Script, at: usize, len: usize, access: Access) -> BindWqe {
     let mw = s.engine.alloc_mw(s.pd, MwKind::Type2).unwrap();
@@ -257,6 +257,7 @@ fn second_qp(s: &mut Script) -> crate::engine::QpHandle {
             pd: s.pd,
             send_cq: s.cq,
             recv_cq: s.cq,
+            srq: None,
             cap: QpCap::default(),
             sig_all: false,
             cc: None,
@@ -295,12 +296,106 @@ fn a_window_of_another_queue_pair_is_refused() {
     s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +8"]);
 }
 
+/// A window of type 1 and a request that binds it to 64 bytes, with the low byte of its key moved on by `by`.
+fn type_1(s: &mut Script) -> impl Fn(u8) -> BindWqe + use<> {
+    let mw = s.engine.alloc_mw(s.pd, MwKind::Type1).unwrap();
+    let (mr, addr) = (s.mr.lkey, s.va(64));
+    move |by| BindWqe {
+        mw,
+        new_rkey: Rkey(mw.0 & !0xff | (mw.0 + u32::from(by)) & 0xff),
+        mr,
+        addr,
+        len: 64,
+        access: Access::REMOTE_READ,
+        kind: MwKind::Type1,
+    }
+}
+
 #[test]
-fn windows_of_type_1_are_not_offered() {
+fn a_window_of_type_1_is_for_all_queue_pairs() {
     let mut s = Script::new();
-    let error = s.engine.alloc_mw(s.pd, MwKind::Type1).unwrap_err();
-    assert!(matches!(error, Cause::Unsupported { .. }), "{error}");
-    assert_eq!(s.engine.memory().windows(), 0);
+    let bind = type_1(&mut s);
+    s.bind(1, SendFlags::empty(), &bind(1));
+    assert_eq!(s.results(), [(1, Success)]);
+    let first = (s.qp, s.face.clone());
+    let qp = second_qp(&mut s);
+    (s.qp, s.face) = (qp, s.engine.qps.get(qp).unwrap().face.clone());
+    let setup = Setup::default();
+    s.init(&setup);
+    s.rtr(RQ, &setup);
+    s.rts(SQ, &setup);
+    s.recv(pkt("READ_REQUEST", RQ).reth(s.va(64), bind(1).new_rkey, 64));
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +64"]);
+    // It outlives the queue pair that bound it, and keeps its memory.
+    s.engine.destroy_qp(first.0).unwrap();
+    s.recv(pkt("READ_REQUEST", RQ + 1).reth(s.va(64), bind(1).new_rkey, 64));
+    s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2 +64"]);
+    let busy = MemError::Busy { windows: 1 };
+    assert_eq!(s.engine.deregister(s.pd, s.mr.lkey).unwrap_err(), busy);
+}
+
+#[test]
+fn a_window_of_type_1_is_bound_again_and_unbound() {
+    let mut s = Script::new();
+    let bind = type_1(&mut s);
+    s.bind(1, SendFlags::empty(), &bind(1));
+    // The request names the window, not the key that it has by then.
+    s.bind(2, SendFlags::empty(), &bind(2));
+    s.recv(pkt("READ_REQUEST", RQ).reth(s.va(64), bind(2).new_rkey, 64));
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +64"]);
+    // No region is looked at.
+    s.bind(3, SendFlags::empty(), &BindWqe { mr: Lkey(0), len: 0, ..bind(3) });
+    assert_eq!(s.results(), [(1, Success), (2, Success), (3, Success)]);
+    s.recv(pkt("READ_REQUEST", RQ + 1).reth(s.va(64), bind(3).new_rkey, 64));
+    s.expect(&["ACK 002001 syn=62 msn=1"]);
+    s.engine.deregister(s.pd, s.mr.lkey).unwrap();
+}
+
+#[test]
+fn the_old_key_of_a_window_of_type_1_is_dead() {
+    let mut s = Script::new();
+    let bind = type_1(&mut s);
+    s.bind(1, SendFlags::empty(), &bind(1));
+    s.bind(2, SendFlags::empty(), &bind(2));
+    s.recv(pkt("READ_REQUEST", RQ).reth(s.va(64), bind(1).new_rkey, 64));
+    s.expect(&["ACK 002000 syn=62 msn=0"]);
+}
+
+#[test]
+fn no_peer_can_invalidate_a_window_of_type_1() {
+    let mut s = Script::new();
+    let bind = type_1(&mut s);
+    s.bind(1, SendFlags::empty(), &bind(1));
+    s.post_recv(7, 0, 64);
+    s.recv(pkt("SEND_ONLY_INV", RQ).inv(bind(1).new_rkey).ask());
+    s.expect(&["ACK 002000 syn=62 msn=0"]);
+    assert_eq!(s.results(), [(1, Success), (7, LocAccess)]);
+    // Nor can its owner, by a request.
+    let mut s = Script::new();
+    let bind = type_1(&mut s);
+    s.bind(1, SendFlags::empty(), &bind(1));
+    s.post_wqe(local_inv(bind(1).new_rkey, 2), &[]);
+    assert_eq!(s.results(), [(1, Success), (2, LocQpOp)]);
+}
+
+#[test]
+fn a_bind_of_type_1_that_failed_leaves_the_window_as_it_was() {
+    let mut s = Script::new();
+    let bind = type_1(&mut s);
+    s.bind(1, SendFlags::empty(), &bind(1));
+    s.bind(2, SendFlags::empty(), &BindWqe { len: 1 << 20, ..bind(2) });
+    assert_eq!(s.results(), [(1, Success), (2, MwBind)]);
+    let qp = second_qp(&mut s);
+    (s.qp, s.face) = (qp, s.engine.qps.get(qp).unwrap().face.clone());
+    let setup = Setup::default();
+    s.init(&setup);
+    s.rtr(RQ, &setup);
+    s.rts(SQ, &setup);
+    s.recv(pkt("READ_REQUEST", RQ).reth(s.va(64), bind(1).new_rkey, 64));
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +64"]);
+    // Its owner goes on from the key of the bind that failed.
+    s.bind(3, SendFlags::empty(), &BindWqe { mw: bind(2).new_rkey, ..bind(3) });
+    assert_eq!(s.results(), [(3, Success)]);
 }
 
 #[test]

@@ -1,0 +1,355 @@
+//! ATOMIC WRITE and FLUSH (annex A19), at both ends.
+
+use std::sync::Arc;
+
+use super::script::{FAR, In, RQ, SQ, Script, ack, pkt};
+use crate::engine::config::IcrcPolicy;
+use crate::engine::counters::Counter as C;
+use crate::engine::event::AsyncEvent::{QpAccessErr, QpReqErr};
+use crate::engine::qp::attr::QpState;
+use crate::engine::status::WcStatus::{BadResp, LocLen, LocQpOp, RemAccess, Success, WrFlush};
+use crate::engine::tests::pair::Setup;
+use crate::mem::{Access, IovaChoice, Registered};
+use crate::net::RxMeta;
+use crate::queue::{SendFlags, SendOp, SendWqe};
+use crate::wire::icrc::{self, IpFields};
+use crate::wire::num::Rkey;
+use std::time::Duration;
+
+const INVALID: &str = "ACK 002000 syn=61 msn=0";
+const ACCESS: &str = "ACK 002000 syn=62 msn=0";
+const DONE: &str = "READ_RESP_ONLY 002000 syn=1f msn=1";
+
+/// A script in which the peer may do everything that its keys allow.
+fn script() -> Script {
+    Script::with(&open())
+}
+
+fn open() -> Setup {
+    Setup { access: Access::REMOTE | Access::FLUSH_GLOBAL, ..Setup::default() }
+}
+
+/// Our region once more, to be flushed too.
+fn flushable(s: &mut Script) -> Registered {
+    let access = Access::REMOTE | Access::FLUSH_GLOBAL | Access::MW_BIND;
+    s.engine.register(s.pd, Arc::clone(&s.region), IovaChoice::Allocate, access).unwrap()
+}
+
+fn flush(psn: u32, mr: &Registered, sel: u8, plt: u8, len: usize) -> In {
+    pkt("FLUSH", psn).feth(sel, plt).reth(mr.iova, mr.rkey, len)
+}
+
+fn flush_wqe(wr_id: u64, len: u64, sel: u32, plt: u32) -> SendWqe {
+    SendWqe { compare_add: len, imm_or_inv: sel << 4 | plt, ..Script::wqe(SendOp::Flush, wr_id) }
+}
+
+#[test]
+fn an_atomic_write_stores_its_bytes_as_they_are() {
+    let mut s = script();
+    let va = s.va(16);
+    s.recv(
+        pkt("ATOMIC_WRITE", RQ)
+            .reth(va, s.rkey(), 8)
+            .data(b"\x01\x02\x03\x04\x05\x06\x07\x08")
+            .ask(),
+    );
+    s.expect(&[DONE]);
+    assert_eq!(
+        s.bytes(8, 24),
+        [0, 0, 0, 0, 0, 0, 0, 0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0, 0, 0, 0, 0, 0, 0]
+    );
+    assert_eq!(s.counter(C::RxAtomicWriteRequests), 1);
+    assert_eq!(s.counter(C::RxWriteRequests), 0);
+}
+
+#[test]
+fn an_atomic_write_is_8_aligned_bytes_or_nothing() {
+    let good = |s: &Script| pkt("ATOMIC_WRITE", RQ).reth(s.va(16), s.rkey(), 8);
+    type Make = fn(&Script) -> (u64, Rkey, usize, usize, &'static str);
+    let cases: [Make; 6] = [
+        |s| (s.va(16), s.rkey(), 4, 8, INVALID),
+        |s| (s.va(16), s.rkey(), 16, 8, INVALID),
+        |s| (s.va(16), s.rkey(), 8, 4, INVALID),
+        |s| (s.va(16), s.rkey(), 8, 16, INVALID),
+        |s| (s.va(20), s.rkey(), 8, 8, INVALID),
+        |s| (s.va(16), Rkey(s.rkey().0 ^ 1), 8, 8, ACCESS),
+    ];
+    for case in cases {
+        let mut s = script();
+        let (va, rkey, dma_len, len, nak) = case(&s);
+        s.recv(pkt("ATOMIC_WRITE", RQ).reth(va, rkey, dma_len).len(len).ask());
+        s.expect(&[nak]);
+        assert_eq!(s.state(), QpState::Err);
+        assert_eq!(s.bytes(0, 64), [0; 64]);
+        let qpn = s.qpn();
+        let event = if nak == INVALID { QpReqErr { qpn } } else { QpAccessErr { qpn } };
+        assert_eq!(s.events(), [event]);
+    }
+    // No bytes at all.
+    let mut s = script();
+    let packet = good(&s);
+    s.recv(packet.ask());
+    s.expect(&[INVALID]);
+    // A queue pair that takes no WRITEs, or no READs and atomics.
+    for setup in [
+        Setup { access: Access::LOCAL, ..Setup::default() },
+        Setup { dest_rd_atomic: 0, ..Setup::default() },
+    ] {
+        let mut s = Script::with(&setup);
+        let packet = good(&s);
+        s.recv(packet.len(8).ask());
+        s.expect(&[INVALID]);
+    }
+}
+
+#[test]
+fn a_duplicate_atomic_write_is_answered_and_does_not_undo_what_came_later() {
+    let mut s = script();
+    let (va, rkey) = (s.va(0), s.rkey());
+    let first = pkt("ATOMIC_WRITE", RQ).reth(va, rkey, 8).data(b"firstone").ask();
+    s.recv(first.clone());
+    s.recv(pkt("ATOMIC_WRITE", RQ + 1).reth(va, rkey, 8).data(b"then two").ask());
+    s.sent();
+    s.recv(first);
+    s.expect(&[DONE]);
+    assert_eq!(s.bytes(0, 8), b"then two");
+    assert_eq!((s.counter(C::DuplicateAtomicWrite), s.counter(C::RxAtomicWriteRequests)), (1, 2));
+}
+
+#[test]
+fn a_flush_is_answered_in_its_turn() {
+    let mut s = script();
+    let mr = flushable(&mut s);
+    s.recv_all([
+        pkt("READ_REQUEST", RQ).reth(mr.iova, mr.rkey, 2000),
+        pkt("WRITE_ONLY", RQ + 2).reth(mr.iova, mr.rkey, 4).len(4),
+        flush(RQ + 3, &mr, 0, 1, 4).ask(),
+        pkt("WRITE_ONLY", RQ + 4).reth(mr.iova, mr.rkey, 4).len(4).ask(),
+    ]);
+    s.expect(&[
+        "READ_RESP_FIRST 002000 syn=1f msn=1 +1024",
+        "READ_RESP_LAST 002001 syn=1f msn=1 +976",
+        "READ_RESP_ONLY 002003 syn=1f msn=3",
+        "ACK 002004 syn=1f msn=4",
+    ]);
+    assert_eq!(s.counter(C::RxFlushRequests), 1);
+    // Again: answered, not counted as executed.
+    s.recv(flush(RQ + 3, &mr, 0, 1, 4).ask());
+    s.expect(&["READ_RESP_ONLY 002003 syn=1f msn=3"]);
+    assert_eq!((s.counter(C::RxFlushRequests), s.counter(C::DuplicateFlush)), (1, 1));
+}
+
+#[test]
+fn a_flush_needs_the_rights_and_the_range_that_it_names() {
+    // Selectivity, placement, offset, length, answer.
+    let cases = [
+        (0, 1, 0, 1 << 16, DONE),
+        (0, 1, 0, 0, DONE),
+        (0, 1, (1 << 16) - 1, 1, DONE),
+        (0, 1, 1, 1 << 16, ACCESS),
+        // Of everything: where and how much does not matter.
+        (1, 1, 1 << 20, 1 << 31, DONE),
+        (2, 1, 0, 4, INVALID),
+        (3, 1, 0, 4, INVALID),
+        (0, 0, 0, 4, INVALID),
+        (0, 4, 0, 4, INVALID),
+        (0, 1, 0, (1 << 31) + 1, INVALID),
+        // The queue pair may be asked for global visibility only.
+        (0, 2, 0, 4, INVALID),
+        (0, 3, 0, 4, INVALID),
+    ];
+    for (sel, plt, at, len, answer) in cases {
+        let mut s = script();
+        let mr = flushable(&mut s);
+        let packet = pkt("FLUSH", RQ).feth(sel, plt).reth(mr.iova + at, mr.rkey, len);
+        s.recv(packet.ask());
+        s.expect(&[answer]);
+    }
+    // A region that was not registered for it.
+    for sel in [0, 1] {
+        let mut s = script();
+        let mr = s.mr;
+        s.recv(flush(RQ, &mr, sel, 1, 4).ask());
+        s.expect(&[ACCESS]);
+    }
+    // No such key.
+    for sel in [0, 1] {
+        let mut s = script();
+        let mr = flushable(&mut s);
+        let nobody = Registered { rkey: Rkey(mr.rkey.0 ^ 1), ..mr };
+        s.recv(flush(RQ, &nobody, sel, 1, 4).ask());
+        s.expect(&[ACCESS]);
+    }
+    // A queue pair that takes no READs and atomics.
+    let mut s = Script::with(&Setup { dest_rd_atomic: 0, ..open() });
+    let mr = flushable(&mut s);
+    s.recv(flush(RQ, &mr, 0, 1, 4).ask());
+    s.expect(&[INVALID]);
+}
+
+#[test]
+fn more_flushes_than_places_wait_with_their_sender() {
+    let mut s = Script::with(&Setup { dest_rd_atomic: 1, ..open() });
+    let mr = flushable(&mut s);
+    s.recv_all([
+        pkt("READ_REQUEST", RQ).reth(mr.iova, mr.rkey, 8),
+        flush(RQ + 1, &mr, 0, 1, 4).ask(),
+        pkt("SEND_ONLY", RQ + 2).ask(),
+    ]);
+    // The gap that the FLUSH has left is NAKed.
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +8", "ACK 002001 syn=60 msn=1"]);
+    assert_eq!(s.counter(C::DropFlush), 1);
+    s.recv(flush(RQ + 1, &mr, 0, 1, 4).ask());
+    s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2"]);
+}
+
+#[test]
+fn what_leaves_and_what_completes_it() {
+    let mut s = script();
+    s.fill(0, 8);
+    s.post(SendOp::AtomicWrite, 1, 8);
+    s.post_wqe(flush_wqe(2, 5000, 0, 1), &[]);
+    s.post_wqe(flush_wqe(3, 0, 1, 3), &[]);
+    let (va, rkey) = FAR;
+    assert_eq!((va, rkey), (0x5000, 0x77));
+    s.expect(&[
+        "ATOMIC_WRITE 001000 va=5000 rkey=77 len=8 +8",
+        "FLUSH 001001 sel=0 plt=1 va=5000 rkey=77 len=5000",
+        "FLUSH 001002 sel=1 plt=3 va=5000 rkey=77 len=0",
+    ]);
+    s.recv(pkt("READ_RESP_ONLY", SQ).syndrome(0x1f));
+    s.recv(pkt("READ_RESP_ONLY", SQ + 1).syndrome(0x1f));
+    s.recv(pkt("READ_RESP_ONLY", SQ + 2).syndrome(0x1f));
+    let done: Vec<_> = s.completions().iter().map(|c| (c.wr_id, c.status, c.opcode)).collect();
+    assert_eq!(done, [(1, 0, 9), (2, 0, 8), (3, 0, 8)]);
+    assert_eq!(s.engine.poll_timeout(), None);
+    assert_eq!(s.engine.in_flight(), (0, 0), "nothing is charged any more");
+}
+
+#[test]
+fn inline_bytes_of_an_atomic_write() {
+    let mut s = script();
+    let mut sq = s.face.sq.lock();
+    sq.stage_inline(Script::wqe(SendOp::AtomicWrite, 1), [&b"8 bytes."[..]]).unwrap();
+    sq.publish();
+    drop(sq);
+    s.engine.handle_doorbell(s.now, s.qp);
+    s.pump();
+    assert_eq!(s.sent()[0].payload, b"8 bytes.");
+}
+
+#[test]
+fn an_ack_is_no_answer_and_bytes_are_none() {
+    // An ACK beyond it says that the answer was lost: it is asked for again, unchanged.
+    let mut s = script();
+    s.post(SendOp::AtomicWrite, 1, 8);
+    s.post(SendOp::Send, 2, 0);
+    s.sent();
+    s.recv(ack(SQ + 1, 0x1f));
+    assert_eq!(s.counter(C::ImpliedNakSeqErr), 1);
+    s.expect(&["ATOMIC_WRITE 001000 va=5000 rkey=77 len=8 +8", "SEND_ONLY 001001 A"]);
+    s.recv(pkt("READ_RESP_ONLY", SQ).syndrome(0x1f));
+    s.recv(ack(SQ + 1, 0x1f));
+    assert_eq!(s.results(), [(1, Success), (2, Success)]);
+    // With bytes it is not the answer to this.
+    let mut s = script();
+    s.post_wqe(flush_wqe(1, 4, 0, 1), &[]);
+    s.recv(pkt("READ_RESP_ONLY", SQ).syndrome(0x1f).len(4));
+    assert_eq!(s.results(), [(1, BadResp)]);
+    let mut s = script();
+    s.post_wqe(flush_wqe(1, 4, 0, 1), &[]);
+    s.recv(pkt("ATOMIC_ACK", SQ).syndrome(0x1f));
+    assert_eq!(s.results(), [(1, BadResp)]);
+}
+
+#[test]
+fn a_lost_answer_is_asked_for_again() {
+    let mut s = script();
+    s.post_wqe(flush_wqe(1, 4, 0, 1), &[]);
+    s.expect(&["FLUSH 001000 sel=0 plt=1 va=5000 rkey=77 len=4"]);
+    s.wait(Duration::from_millis(10));
+    assert_eq!(s.sent()[0].line, "FLUSH 001000 sel=0 plt=1 va=5000 rkey=77 len=4");
+    s.recv(pkt("READ_RESP_ONLY", SQ).syndrome(0x1f));
+    assert_eq!(s.results(), [(1, Success)]);
+}
+
+#[test]
+fn a_refused_flush_ends_with_its_status() {
+    let mut s = script();
+    s.post_wqe(flush_wqe(1, 4, 0, 1), &[]);
+    s.post(SendOp::Send, 2, 0);
+    s.recv(ack(SQ, 0x62));
+    assert_eq!(s.results(), [(1, RemAccess), (2, WrFlush)]);
+}
+
+#[test]
+fn they_count_as_reads_in_flight_and_a_fence_waits_for_them() {
+    let mut s = Script::with(&Setup { rd_atomic: 1, ..open() });
+    s.post(SendOp::AtomicWrite, 1, 8);
+    s.post_wqe(flush_wqe(2, 4, 0, 1), &[]);
+    assert_eq!(s.sent().len(), 1);
+    let fenced = Script::wqe(SendOp::Send, 3);
+    s.post_wqe(SendWqe { flags: fenced.flags | SendFlags::FENCE, ..fenced }, &[]);
+    s.recv(pkt("READ_RESP_ONLY", SQ).syndrome(0x1f));
+    s.expect(&["FLUSH 001001 sel=0 plt=1 va=5000 rkey=77 len=4"]);
+    s.recv(pkt("READ_RESP_ONLY", SQ + 1).syndrome(0x1f));
+    s.expect(&["SEND_ONLY 001002 A"]);
+    // None allowed, and the wrong length.
+    for (rd_atomic, len, status) in [(0, 8, LocQpOp), (1, 4, LocLen), (1, 16, LocLen)] {
+        let mut s = Script::with(&Setup { rd_atomic, ..open() });
+        s.post(SendOp::AtomicWrite, 1, len);
+        assert_eq!(s.results(), [(1, status)]);
+        s.silent();
+    }
+}
+
+/// What rdma_rxe seals a FLUSH with, and no other packet.
+#[test]
+fn the_icrc_of_rdma_rxe_is_accepted_for_flush_alone() {
+    let reseal = |s: &Script, packet: In, ident| {
+        let path = s.path();
+        let mut bytes = packet.bytes(s.face.qpn(), &path, ident);
+        let at = bytes.len() - icrc::LEN;
+        let ip = IpFields::new(path.src, path.dst, ident, true, path.src_port).unwrap();
+        let odd = icrc::compute_rxe_flush(&ip, &bytes[..at]);
+        bytes[at..].copy_from_slice(&odd.to_le_bytes());
+        bytes
+    };
+    let mut s = script();
+    let mr = flushable(&mut s);
+    let path = s.path();
+    let write = pkt("WRITE_ONLY", RQ).reth(mr.iova, mr.rkey, 4).len(4).ask();
+    let bytes = reseal(&s, write, 7);
+    s.datagram(&path, 7, &bytes);
+    s.pump();
+    s.silent();
+    assert_eq!(s.counter(C::RxIcrcEncapsulated), 1);
+    let mut bytes = reseal(&s, flush(RQ, &mr, 0, 1, 4).ask(), 7);
+    s.datagram(&path, 7, &bytes);
+    s.pump();
+    s.expect(&[DONE]);
+    assert_eq!((s.counter(C::IcrcRxeFlush), s.counter(C::IcrcExact)), (1, 1));
+    // One bit of it changed on the way.
+    bytes[20] ^= 1;
+    s.datagram(&path, 7, &bytes);
+    assert_eq!(s.counter(C::RxIcrcEncapsulated), 2);
+    // Through a socket that does not show the identification.
+    let bytes = reseal(&s, flush(RQ + 1, &mr, 0, 1, 4).ask(), 100);
+    let meta = RxMeta { path, ident: None, df: Some(true), gro_index: 0 };
+    s.engine.handle_datagram(s.now, &meta, &bytes);
+    s.pump();
+    s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2"]);
+    assert_eq!((s.counter(C::IcrcRxeFlush), s.counter(C::IcrcRecovered)), (2, 1));
+    // By the book as well, of course, which is what we send.
+    s.recv(flush(RQ + 2, &mr, 0, 1, 4).ask());
+    s.expect(&["READ_RESP_ONLY 002002 syn=1f msn=3"]);
+    assert_eq!(s.counter(C::IcrcRxeFlush), 2);
+
+    let exact: fn(&mut crate::engine::EngineConfig) = |c| c.icrc = IcrcPolicy::Exact;
+    let mut s = Script::with(&Setup { config: exact, ..open() });
+    let mr = flushable(&mut s);
+    let bytes = reseal(&s, flush(RQ, &mr, 0, 1, 4).ask(), 100);
+    s.engine.handle_datagram(s.now, &meta, &bytes);
+    s.pump();
+    s.silent();
+}
