@@ -153,15 +153,17 @@ impl VirtualTime {
 
     /// The same, for who drives.
     fn step_alone(&self, limit: Instant) -> Step {
-        let mut hosts = self.hosts.lock();
-        let Hosts { nics, woken, due } = &mut *hosts;
-        let timer = nics.iter().filter_map(Weak::upgrade).map(|nic| nic.next_virtual()).min();
-        let timer = timer.filter(|&t| t != Instant::FAR_FUTURE);
-        let network = self.fabric.lock().next_event();
-        let Some(next) = timer.into_iter().chain(network).min() else { return Step::Idle };
+        let mut next = self.next_event();
+        if next.is_none_or(|t| t > limit) && self.shared.load(Ordering::Relaxed) {
+            self.wait_for_others();
+            next = self.next_event();
+        }
+        let Some(next) = next else { return Step::Idle };
         if next > limit {
             return Step::Beyond;
         }
+        let mut hosts = self.hosts.lock();
+        let Hosts { nics, woken, due } = &mut *hosts;
         let now = self.now().max(next);
         {
             let mut fabric = self.fabric.lock();
@@ -186,6 +188,24 @@ impl VirtualTime {
         due.clear();
         self.hosts.lock().due = due;
         Step::Ran
+    }
+
+    /// When something happens next.
+    fn next_event(&self) -> Option<Instant> {
+        let hosts = self.hosts.lock();
+        let timer = hosts.nics.iter().filter_map(Weak::upgrade).map(|nic| nic.next_virtual()).min();
+        let timer = timer.filter(|&t| t != Instant::FAR_FUTURE);
+        let network = self.fabric.lock().next_event();
+        timer.into_iter().chain(network).min()
+    }
+
+    /// A thread that is inside a NIC may be about to serve a doorbell that another one has left to it: what that
+    /// leads to happens before time passes.
+    fn wait_for_others(&self) {
+        let nics: Vec<_> = self.hosts.lock().nics.iter().filter_map(Weak::upgrade).collect();
+        for nic in nics {
+            nic.control(|_, _| ());
+        }
     }
 
     /// Time passes until `t`, with nothing happening. For who drives.
@@ -224,6 +244,8 @@ impl VirtualTime {
             }
             match self.step_alone(deadline) {
                 Step::Ran => {}
+                // What others were at has brought it.
+                Step::Beyond | Step::Idle if ready() => return Ok(true),
                 Step::Beyond | Step::Idle if deadline != Instant::FAR_FUTURE => {
                     self.skip_to(deadline);
                     drop(one);

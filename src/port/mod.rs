@@ -24,6 +24,8 @@ mod batch;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod control;
 #[cfg(all(feature = "udp", target_os = "linux"))]
+mod endpoint;
+#[cfg(all(feature = "udp", target_os = "linux"))]
 mod monitor;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 pub mod netdev;

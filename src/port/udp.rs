@@ -26,12 +26,13 @@ use std::io;
 use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, BorrowedFd};
 
-use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags, EpollTimeout};
+use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 
 use super::arrival::{Dropped, describe};
 use super::control::{Control, Name};
+use super::endpoint::{Endpoint, habits, health, smallest_mtu, watch};
 use super::monitor::Monitor;
-use super::netdev::{self, NetDev};
+use super::netdev;
 use super::open::{bind, join, new_socket, share_address};
 use super::sys::{self, Outgoing, ReceiveArena, SendArena};
 use super::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, selftest};
@@ -49,57 +50,6 @@ const ENOUGH_BYTES: usize = RxBatch::WHOLE;
 const ASK_AFTER: u8 = 64;
 /// Most bytes of a send, all segments together: what an IPv4 datagram can carry. (IPv6 has 20 more.)
 const MAX_TRANSMIT: usize = 65_507;
-
-/// A socket of the port, and what is known of it.
-#[derive(Debug)]
-struct Endpoint {
-    socket: UdpSocket,
-    address: PortAddress,
-    class: Habit,
-    hops: Habit,
-    /// Buffers to offer in the next receive call.
-    wanted: usize,
-}
-
-/// A field that the socket fills in by itself, and when to change that.
-///
-/// Control data is copied and allocated for by the kernel with each send, which a small message notices
-/// (2 % of a round trip for each field), and most programs use one traffic class and one hop limit. So what
-/// a number of sends in a row ask for becomes the socket's own value, and needs no control data after that.
-#[derive(Clone, Copy, Debug)]
-struct Habit {
-    level: i32,
-    option: i32,
-    /// What the socket filled in when it was new.
-    initial: u8,
-    /// What it fills in.
-    value: u8,
-    /// What the last sends asked for, and how many they were.
-    wanted: u8,
-    streak: u8,
-}
-
-impl Habit {
-    const STREAK: u8 = 64;
-
-    fn new(level: i32, option: i32, value: u8) -> Self {
-        Self { level, option, initial: value, value, wanted: value, streak: 0 }
-    }
-
-    /// Takes note of a send that asks for `wanted`.
-    fn see(&mut self, socket: BorrowedFd<'_>, wanted: u8) {
-        if wanted != self.wanted {
-            (self.wanted, self.streak) = (wanted, 0);
-        }
-        self.streak = self.streak.saturating_add(1);
-        if self.streak == Self::STREAK
-            && wanted != self.value
-            && sys::set_option(socket, self.level, self.option, i32::from(wanted)).is_ok()
-        {
-            self.value = wanted;
-        }
-    }
-}
 
 /// RoCEv2 over UDP sockets. See the [module](self).
 ///
@@ -673,48 +623,6 @@ impl Endpoint {
     }
 }
 
-/// Traffic class and hop limit that a new socket fills in.
-fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)> {
-    let socket = socket2::SockRef::from(socket);
-    let hops = if v4 { socket.ttl_v4()? } else { socket.unicast_hops_v6()? };
-    let hops = u8::try_from(hops).unwrap_or(u8::MAX);
-    Ok(if v4 {
-        let level = libc::IPPROTO_IP;
-        (Habit::new(level, libc::IP_TOS, 0), Habit::new(level, libc::IP_TTL, hops))
-    } else {
-        let (level, option) = (libc::IPPROTO_IPV6, libc::IPV6_UNICAST_HOPS);
-        (Habit::new(level, libc::IPV6_TCLASS, 0), Habit::new(level, option, hops))
-    })
-}
-
-fn watch(endpoints: &[Endpoint], monitor: Option<&Monitor>) -> io::Result<Epoll> {
-    let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    for (i, e) in endpoints.iter().enumerate() {
-        epoll.add(&e.socket, EpollEvent::new(EpollFlags::EPOLLIN, i as u64))?;
-    }
-    if let Some(monitor) = monitor {
-        epoll.add(monitor, EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;
-    }
-    Ok(epoll)
-}
-
-/// Whether an interface with one of these addresses works, and how many of them are gone.
-fn health(devices: &[NetDev], endpoints: &[Endpoint]) -> Health {
-    let dev = |a: &PortAddress| devices.iter().find(|d| d.index == a.if_index);
-    let there = |a: &PortAddress| {
-        // All of 127.0.0.0/8 is there, listed or not.
-        dev(a).is_some_and(|d| d.loopback || d.addresses.iter().any(|b| b.ip == a.ip))
-    };
-    let works = |a: &PortAddress| there(a) && dev(a).is_some_and(|d| d.running);
-    let addresses = || endpoints.iter().map(|e| &e.address);
-    Health { up: addresses().any(works), missing: addresses().filter(|a| !there(a)).count() }
-}
-
-fn smallest_mtu(devices: &[NetDev], endpoints: &[Endpoint]) -> Option<u32> {
-    let of = |e: &Endpoint| devices.iter().find(|d| d.index == e.address.if_index).map(|d| d.mtu);
-    endpoints.iter().filter_map(of).min()
-}
-
 impl fmt::Display for UdpPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("udp:")?;
@@ -729,6 +637,7 @@ impl fmt::Display for UdpPort {
 mod tests {
     use super::*;
     use crate::net::RxMeta;
+    use crate::port::endpoint::Habit;
     use crate::skip::skip;
     use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 

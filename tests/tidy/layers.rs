@@ -45,7 +45,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     // The list of devices, and what opening one puts together.
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
-    ("sim", &["engine::EngineConfig", "engine::cause"]),
+    ("sim", &["engine::EngineConfig", "engine::cause", "engine::config::MAX_PKEYS"]),
     // A user of the simulation like any other, who knows what packets mean.
     ("swarm", &["sim", "verbs", "fabric", "seed", "wire", "net", "time"]),
     // What a NIC does, step by step, for whoever looks.

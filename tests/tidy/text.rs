@@ -13,6 +13,7 @@ pub(crate) const UNSAFE: &[Exception] = &[
     ("src/verbs/mr.rs", "takes over the contract for memory that is not ours"),
     ("src/verbs/pd.rs", "takes over the contract for memory that is not ours"),
     ("tests/alloc.rs", "an allocator that counts"),
+    ("tests/verbs/annex.rs", "registers memory of its own"),
     ("tests/verbs/limits.rs", "registers memory of its own"),
     ("tests/verbs/memory.rs", "registers memory of its own"),
 ];
@@ -21,7 +22,7 @@ pub(crate) const UNSAFE: &[Exception] = &[
 const FILE_LINES: usize = 800;
 /// Longer files, up to a length of their own.
 pub(crate) const LONG_FILES: &[(&str, usize, &str)] =
-    &[("src/mem/raw.rs", 950, "two thirds are its tests; the copies are argued about together")];
+    &[("src/mem/raw.rs", 1000, "two thirds are its tests; the copies are argued about together")];
 
 /// Lines that a function may have.
 const FUNCTION_LINES: usize = 100;
