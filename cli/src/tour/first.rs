@@ -55,12 +55,12 @@ pub(super) fn run(args: &Args) -> Result<Tour, Failure> {
     let began = now();
     let node = Node::open(&device(args)?)?;
     let mut link = child::start(args.peer.as_ref().unwrap_or(&args.device))?;
-    let far = node.connect(&mut link)?;
+    let far = node.connect(&mut link, false)?;
     let devices = [node.describe(), link.hear()?];
     let mut tour =
         Tour { devices, rows: Vec::new(), failure: None, elapsed: Duration::ZERO, uncaptured: 0 };
     let mut before = Traffic::of(&node.ctx)?;
-    for row in plan(far.mtu) {
+    for row in plan(far.mtu, far.group.is_some()) {
         let result = lead(&node, &far, &mut link, row);
         let after = Traffic::of(&node.ctx)?;
         let traffic = after.since(before);
@@ -252,7 +252,7 @@ impl<'a> Requests<'a> {
                 SendWr::flush(id, there, len, Placement::GLOBAL)
             }
             Op::FlushAll => SendWr::flush_all(id, self.far.target, Placement::GLOBAL),
-            Op::UdSend => self.addressed(SendWr::send(id, local)),
+            Op::UdSend | Op::UdMulticast => self.addressed(SendWr::send(id, local)),
             Op::UdSendImm => self.addressed(SendWr::send(id, local).imm(self.layout.immediate(i))),
             Op::BindMw | Op::BindMw1 => self.node.binding(&self.layout, i, &self.windows[i]),
             Op::LocalInv => SendWr::local_inv(id, self.windows[i].rkey()),
@@ -261,7 +261,12 @@ impl<'a> Requests<'a> {
 
     /// A datagram to the second process.
     fn addressed(&self, wr: SendWr<'a>) -> SendWr<'a> {
-        wr.to(&self.far.ah, self.far.ud.qpn, self.far.ud.qkey)
+        let far = self.far;
+        let ah = match &far.group {
+            Some((group, _)) if self.layout.row.op == Op::UdMulticast => group,
+            _ => &far.ah,
+        };
+        wr.to(ah, far.ud.qpn, far.ud.qkey)
     }
 
     /// Posts some of them.

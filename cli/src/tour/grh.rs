@@ -6,6 +6,7 @@ use softroce::prelude::*;
 
 use super::Failure;
 use super::layout::{GRH, Layout};
+use super::plan::Op;
 use super::side::{Far, Node};
 
 /// Headers of UDP, of the transport (BTH and DETH), and the ICRC at the end.
@@ -18,7 +19,11 @@ pub(super) fn check(node: &Node, far: &Far, layout: &Layout, header: &[u8]) -> R
     let row = layout.row;
     let imm = if row.op.has_immediate() { 4 } else { 0 };
     let udp = AROUND + imm + row.size.next_multiple_of(4);
-    let ends = (far.ud.gid.ip(), node.ud.endpoint().gid.ip());
+    let ours = match &far.group {
+        Some((_, group)) if row.op == Op::UdMulticast => Some(*group),
+        _ => node.ud.endpoint().gid.ip(),
+    };
+    let ends = (far.ud.gid.ip(), ours);
     let (Some(from), Some(to)) = ends else { return Err(Failure::new("no IP address")) };
     of_udp(header, from, to, udp)
 }

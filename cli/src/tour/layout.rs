@@ -268,7 +268,7 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_message_and_slots_keep_apart() {
-        for row in plan(Mtu::B4096) {
+        for row in plan(Mtu::B4096, true) {
             let l = Layout::new(row);
             for i in 0..row.requests() {
                 for pieces in [l.origin(i), l.landing(i)] {

@@ -33,6 +33,8 @@ pub(super) enum Op {
     UcWriteImm,
     UdSend,
     UdSendImm,
+    /// Datagrams to a multicast group.
+    UdMulticast,
     BindMw,
     /// Windows of type 1. Afterwards one of them is bound again, and its old key is denied.
     BindMw1,
@@ -67,8 +69,9 @@ impl Op {
             Self::UcWriteImm => "UC WRITE with immediate",
             Self::UdSend => "UD SEND",
             Self::UdSendImm => "UD SEND with immediate",
+            Self::UdMulticast => "UD SEND to a group",
             Self::BindMw => "BIND_MW, then WRITE",
-            Self::BindMw1 => "type 1, then rebound",
+            Self::BindMw1 => "MW type 1, then rebound",
             Self::LocalInv => "LOCAL_INV, then denied",
         }
     }
@@ -89,12 +92,13 @@ impl Op {
                 | Self::UcWriteImm
                 | Self::UdSend
                 | Self::UdSendImm
+                | Self::UdMulticast
         )
     }
 
     /// Datagrams: a header stands in front of what arrives.
     pub(super) const fn is_datagram(self) -> bool {
-        matches!(self, Self::UdSend | Self::UdSendImm)
+        matches!(self, Self::UdSend | Self::UdSendImm | Self::UdMulticast)
     }
 
     /// Nobody sends again what is lost.
@@ -219,9 +223,11 @@ const ODD: usize = (64 << 10) + 3;
 /// Nothing, a byte, a cache line, a packet or less, several packets with an odd rest, many.
 const LADDER: &[usize] = &[0, 1, 64, 1 << 10, 4 << 10, ODD, 1 << 20, 4 << 20];
 
-/// All rows, in order. A datagram is as long as the path MTU allows, at most.
-pub(super) fn plan(mtu: Mtu) -> Vec<Row> {
+/// All rows, in order. A datagram is as long as the path MTU allows, at most. Those to a multicast group are
+/// left out unless there is a `group`.
+pub(super) fn plan(mtu: Mtu, group: bool) -> Vec<Row> {
     let datagrams = &[0, 1, mtu.bytes()];
+    let grouped = if group { &datagrams[..] } else { &[] };
     let table: &[(Op, &[usize])] = &[
         (Op::Send, LADDER),
         (Op::SendInline, &[1, 64]),
@@ -246,6 +252,7 @@ pub(super) fn plan(mtu: Mtu) -> Vec<Row> {
         (Op::UcWriteImm, &[0, 64, ODD]),
         (Op::UdSend, datagrams),
         (Op::UdSendImm, datagrams),
+        (Op::UdMulticast, grouped),
         (Op::BindMw, &[4 << 10]),
         (Op::BindMw1, &[4 << 10]),
         (Op::LocalInv, &[4 << 10]),
@@ -268,7 +275,7 @@ mod tests {
 
     #[test]
     fn the_last_row_is_the_one_that_breaks_the_queue_pair() {
-        let rows = plan(Mtu::B4096);
+        let rows = plan(Mtu::B4096, true);
         let places: Vec<_> = rows.iter().map(|r| r.op == Op::LocalInv).collect();
         assert_eq!(places.iter().position(|&p| p), Some(rows.len() - 1));
         assert!(rows.iter().all(|r| r.bytes() <= 5 * r.size.max(BYTES) && r.requests() <= 128));

@@ -37,9 +37,9 @@ fn serve(device: &str, port: u16, token: u64) -> Result<(), Failure> {
     let opened = Node::open(device);
     link.tell(&why(&opened))?;
     let node = opened?;
-    let far = node.connect(&mut link)?;
+    let far = node.connect(&mut link, true)?;
     link.tell(&node.describe())?;
-    for row in plan(far.mtu) {
+    for row in plan(far.mtu, far.group.is_some()) {
         follow(&node, &far, &mut link, row)?;
     }
     Ok(())

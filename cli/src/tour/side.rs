@@ -1,6 +1,6 @@
 //! What both processes have: a NIC with its objects, and a line to the other process.
 
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::Instant;
 
 use softroce::prelude::oob::Wire;
@@ -31,6 +31,10 @@ pub(super) const SHARERS: usize = 4;
 /// Fewer receives than this in the shared queue raise its event.
 pub(super) const LOW: u32 = 8;
 
+/// The multicast group, of local scope (RFC 2365). Other tours on this machine use it as well: their datagrams
+/// have other Q_Keys.
+const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 255, 47, 91));
+
 /// A NIC, and all that the rows need on it.
 #[derive(Debug)]
 pub(super) struct Node {
@@ -60,6 +64,8 @@ pub(super) struct Far {
     /// Its datagram queue pair, and the way to it.
     pub(super) ud: QpEndpoint,
     pub(super) ah: AddressHandle,
+    /// The way to the group that the second process is in, and its address.
+    pub(super) group: Option<(AddressHandle, IpAddr)>,
     /// The path MTU.
     pub(super) mtu: Mtu,
 }
@@ -68,7 +74,7 @@ impl Node {
     /// Opens a device and makes everything on it.
     pub(super) fn open(device: &str) -> Result<Self, Failure> {
         let ctx = Context::open(device)?;
-        let layouts = || plan(Mtu::B4096).into_iter().map(Layout::new);
+        let layouts = || plan(Mtu::B4096, true).into_iter().map(Layout::new);
         let requests = layouts().map(|l| l.row.requests()).max().unwrap_or(0);
         let depth = u32::try_from(requests)?;
         let source = layouts().map(|l| l.source_len()).max().unwrap_or(1);
@@ -92,7 +98,7 @@ impl Node {
     }
 
     /// Connects to the other side's node.
-    pub(super) fn connect(&self, link: &mut Link) -> Result<Far, Failure> {
+    pub(super) fn connect(&self, link: &mut Link, is_second: bool) -> Result<Far, Failure> {
         let all = || self.connections().chain([&self.ud]);
         let ours = all().map(QueuePair::endpoint).collect::<Vec<_>>();
         link.tell(&(ours, self.source.remote(), self.target.remote()))?;
@@ -104,10 +110,29 @@ impl Node {
             qp.connect(endpoint)?;
         }
         let ah = self.pd.create_ah(&ud.ah())?;
+        let group = self.meet(link, is_second)?;
         // Both are ready.
         link.tell(&())?;
         link.hear::<()>()?;
-        Ok(Far { source, target, ud, ah, mtu: ud.mtu.min(self.ud.endpoint().mtu) })
+        Ok(Far { source, target, ud, ah, group, mtu: ud.mtu.min(self.ud.endpoint().mtu) })
+    }
+
+    /// The second process joins a multicast group, where both addresses are such of the loopback interface of
+    /// IPv4 and the system lets it.
+    fn meet(
+        &self,
+        link: &mut Link,
+        is_second: bool,
+    ) -> Result<Option<(AddressHandle, IpAddr)>, Failure> {
+        let ours = self.ud.endpoint().gid.ip();
+        let loopback = ours.is_some_and(|ip| ip.is_ipv4() && ip.is_loopback());
+        let can = loopback && (!is_second || self.ud.attach_mcast(Gid::from(GROUP)).is_ok());
+        link.tell(&u8::from(can))?;
+        if link.hear::<u8>()? == 0 || !can {
+            return Ok(None);
+        }
+        let to = AhAttr { dgid: Gid::from(GROUP), ..AhAttr::default() };
+        Ok(Some((self.pd.create_ah(&to)?, GROUP)))
     }
 
     /// All queue pairs that have a peer.
