@@ -123,7 +123,7 @@ fn every_row_is_verified() {
     assert!(rows.iter().all(|row| row.ends_with(" yes")), "{out}");
     for part in [
         " operation ",
-        "\n SEND                           0 B ",
+        "\n SEND                            0 B ",
         " 64 KiB + 3 ",
         "\n COMPARE & SWAP ",
         "\n WRITE + FLUSH all ",
