@@ -4,7 +4,7 @@
 //! message with its length, and ends when its client has gone.
 #![expect(clippy::print_stdout, reason = "a program that says what it did")]
 use softroce::prelude::*;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io::{ErrorKind, Read};
 use std::net::{TcpListener, TcpStream};
 
@@ -15,7 +15,7 @@ struct Server {
     srq: SharedReceiveQueue,
     pool: Pool,
     rx: InFlight<PoolBuf>,
-    qps: HashMap<u32, QueuePair>,
+    qps: BTreeMap<u32, QueuePair>,
     answered: usize,
 }
 
@@ -62,7 +62,7 @@ fn serve() -> Result<()> {
         srq: pd.create_srq(512, 1)?,
         pool: pd.pool(2048, 512)?, // half as many as there are connections
         rx: InFlight::new(),
-        qps: HashMap::new(),
+        qps: BTreeMap::new(),
         answered: 0,
     };
     s.refill()?;

@@ -82,5 +82,7 @@ pub const MAX_CQE: u32 = 1 << 22;
 pub const MAX_AH: u32 = 1 << 20;
 /// Most multicast groups of a device.
 pub const MAX_GROUPS: u32 = 8192;
+/// Most queue pairs in a multicast group: so often one datagram is copied. That of Linux `rdma_rxe`.
+pub const MAX_GROUP_MEMBERS: u32 = 56;
 /// Longest message, in bytes.
 pub const MAX_MSG: u32 = 1 << 31;

@@ -108,6 +108,15 @@ impl Engine {
         Ok(region)
     }
 
+    /// Ends a registration whatever is bound to it: windows are taken off first.
+    ///
+    /// # Errors
+    /// [`MemError::UnknownKey`].
+    pub fn withdraw(&mut self, pd: PdId, lkey: Lkey) -> Result<Arc<Region>, MemError> {
+        self.common.mrs.unbind_region(lkey)?;
+        self.deregister(pd, lkey)
+    }
+
     pub(super) fn release_pd(&mut self, pd: PdId) {
         if let Ok(users) = self.use_pd(pd) {
             *users = users.saturating_sub(1);

@@ -10,7 +10,7 @@ use std::net::IpAddr;
 
 use super::Engine;
 use super::cause::Cause;
-use super::config::MAX_GROUPS;
+use super::config::{MAX_GROUP_MEMBERS, MAX_GROUPS};
 use super::control::gone;
 use super::counters::Counter;
 use super::qp::QpHandle;
@@ -64,13 +64,19 @@ impl Engine {
     /// to the device: then its port has to join.
     ///
     /// # Errors
-    /// `EINVAL`: not a datagram queue pair, not a multicast address, or too many groups.
+    /// `EINVAL`: not a datagram queue pair, not a multicast address, too many groups, or too many queue pairs in
+    /// this one.
     pub fn attach_mcast(&mut self, handle: QpHandle, gid: Gid) -> Result<Option<IpAddr>, Cause> {
         let group = self.check_group(handle, gid)?;
         if let Some(members) = self.groups.0.get_mut(&group) {
-            if !members.contains(&handle) {
-                members.push(handle);
+            if members.contains(&handle) {
+                return Ok(None);
             }
+            if members.len() >= MAX_GROUP_MEMBERS as usize {
+                let max = u64::from(MAX_GROUP_MEMBERS);
+                return Err(Cause::table_full("queue pairs in a multicast group", max));
+            }
+            members.push(handle);
             return Ok(None);
         }
         if self.groups.0.len() >= MAX_GROUPS as usize {

@@ -60,6 +60,12 @@ impl Common {
         self.srqs.get_mut(srq as usize).and_then(Option::as_mut)
     }
 
+    /// Bytes that the next receive of a shared queue has room for.
+    pub(crate) fn next_shared(&mut self, srq: u32) -> Option<u32> {
+        let consumer = &self.srq(srq)?.consumer;
+        consumer.get(consumer.tail()).map(|(wqe, _)| wqe.length)
+    }
+
     /// Takes the next receive of a shared queue: its elements are copied to the front of `words`. `None`:
     /// the queue is empty.
     pub(crate) fn take_shared(&mut self, srq: u32, words: &mut [u64]) -> Option<RecvWqe> {

@@ -316,6 +316,21 @@ impl MrTable {
         }
     }
 
+    /// Takes all windows off a region.
+    ///
+    /// # Errors
+    /// [`MemError::UnknownKey`].
+    pub fn unbind_region(&mut self, lkey: Lkey) -> Result<(), MemError> {
+        let mr = self.mr_slot(lkey).ok_or(MemError::UnknownKey)?;
+        for place in 0..self.windows.len() {
+            let index = self.windows[place];
+            if self.window_mut(index).is_some_and(|w| w.bound.is_some_and(|b| b.range.mr == mr)) {
+                self.unbind(index);
+            }
+        }
+        Ok(())
+    }
+
     /// Takes a window off its region, if it is on one.
     fn unbind(&mut self, index: u32) {
         let Some(mw) = self.window_mut(index) else { return };

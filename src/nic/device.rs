@@ -3,7 +3,8 @@
 use std::net::IpAddr;
 
 use crate::engine::config::{
-    MAX_AH, MAX_CQE, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE, MAX_SRQ, MAX_SRQ_WR,
+    MAX_AH, MAX_CQE, MAX_GROUP_MEMBERS, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE,
+    MAX_SRQ, MAX_SRQ_WR,
 };
 use crate::engine::qp::MAX_RD_ATOMIC;
 use crate::port::PortAddress;
@@ -35,6 +36,8 @@ pub struct Limits {
     pub max_ah: u32,
     /// Multicast groups.
     pub max_mcast_grp: u32,
+    /// Queue pairs in a multicast group.
+    pub max_mcast_qp_attach: u32,
     /// READs and atomics in flight, each way.
     pub max_rd_atomic: u8,
     /// Bytes of a message.
@@ -56,6 +59,7 @@ impl Limits {
         max_pd: 1 << 20,
         max_ah: MAX_AH,
         max_mcast_grp: MAX_GROUPS,
+        max_mcast_qp_attach: MAX_GROUP_MEMBERS,
         max_rd_atomic: MAX_RD_ATOMIC,
         max_msg: MAX_MSG,
     };

@@ -282,11 +282,17 @@ impl Nic {
     pub fn attach_mcast(&self, handle: QpHandle, gid: Gid) -> Result<(), Cause> {
         self.with_core(|core, _| {
             let Some(group) = core.engine.attach_mcast(handle, gid)? else { return Ok(()) };
-            if let Err(e) = core.port.join(group) {
+            let joined = core.port.join(group);
+            let joined = joined.and_then(|()| {
+                self.keep_readiness(core).inspect_err(|_| {
+                    // Nobody would ever sleep on the group's socket.
+                    let _ = core.port.leave(group);
+                })
+            });
+            if let Err(e) = joined {
                 core.engine.detach_mcast(handle, gid)?;
                 return Err(Cause::io(&e, "joining the multicast group"));
             }
-            self.keep_readiness(core);
             Ok(())
         })?;
         // Whoever sleeps on the port without the group's socket looks again.
@@ -298,17 +304,18 @@ impl Nic {
     }
 
     /// Keeps a descriptor of our own for the port with its groups.
-    fn keep_readiness(&self, core: &Core) {
+    fn keep_readiness(&self, core: &Core) -> std::io::Result<()> {
         #[cfg(all(feature = "udp", target_os = "linux"))]
         if let Time::Real { port_and_groups, .. } = &self.time
             && port_and_groups.get().is_none()
-            && let Some(Ok(fd)) = core.port.readiness().map(|fd| fd.try_clone_to_owned())
+            && let Some(fd) = core.port.readiness()
         {
             // Only one thread is in the engine.
-            let _ = port_and_groups.set(fd);
+            let _ = port_and_groups.set(fd.try_clone_to_owned()?);
         }
         #[cfg(not(all(feature = "udp", target_os = "linux")))]
         let _ = core;
+        Ok(())
     }
 
     /// Takes a queue pair out of a multicast group.

@@ -148,6 +148,11 @@ impl VirtualTime {
     /// Lets everything happen that happens next, if that is not after `limit`.
     pub fn step(&self, limit: Instant) -> Step {
         let _one = self.driving.lock();
+        self.step_alone(limit)
+    }
+
+    /// The same, for who drives.
+    fn step_alone(&self, limit: Instant) -> Step {
         let mut hosts = self.hosts.lock();
         let Hosts { nics, woken, due } = &mut *hosts;
         let timer = nics.iter().filter_map(Weak::upgrade).map(|nic| nic.next_virtual()).min();
@@ -183,9 +188,8 @@ impl VirtualTime {
         Step::Ran
     }
 
-    /// Time passes until `t`, with nothing happening.
+    /// Time passes until `t`, with nothing happening. For who drives.
     fn skip_to(&self, t: Instant) {
-        let _one = self.driving.lock();
         if t > self.now() {
             self.fabric.lock().advance(t);
             self.now.store(t.as_nanos(), Ordering::Release);
@@ -213,10 +217,16 @@ impl VirtualTime {
             if ready() {
                 return Ok(true);
             }
-            match self.step(deadline) {
+            let one = self.driving.lock();
+            // Another thread may have brought it since the look above: then no time must pass.
+            if ready() {
+                return Ok(true);
+            }
+            match self.step_alone(deadline) {
                 Step::Ran => {}
                 Step::Beyond | Step::Idle if deadline != Instant::FAR_FUTURE => {
                     self.skip_to(deadline);
+                    drop(one);
                     return Ok(ready());
                 }
                 Step::Beyond | Step::Idle => {

@@ -32,6 +32,9 @@
 //! Everything random comes from the seed of [`Sim::new`]: losses, keys, queue pair numbers. The same seed
 //! gives the same packets at the same times, on any machine: [`Sim::trace_hash`] proves it. The environment
 //! variable `SOFTROCE_SEED` overrides the seed, to repeat a failure.
+//!
+//! # What happened
+//! [`Sim::trace`] records what NICs and network do, step by step, and [`Sim::pcap`] keeps the packets.
 
 mod exec;
 pub mod trace;

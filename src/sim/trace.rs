@@ -254,8 +254,11 @@ impl Observer for HostLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::prelude::*;
     use crate::sim::{Action, Class, Link, Rule};
+    use crate::verbs::{
+        Access, CompletionQueue, Context, ProtectionDomain, QpType, QueuePair, SendWr, WcStatus,
+        inline,
+    };
 
     type Side = (ProtectionDomain, CompletionQueue, QueuePair);
 
@@ -316,9 +319,10 @@ mod tests {
             [
                 "a Doorbell",
                 "a Fetched",
+                // Both leave in one segmented send.
+                "a Gathered",
                 "a Gathered",
                 "a Sent",
-                "a Gathered",
                 "a Sent",
                 "packet 1 from 0",
                 "packet 2 from 0",

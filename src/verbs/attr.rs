@@ -48,6 +48,8 @@ pub struct DeviceAttr {
     pub max_ah: u32,
     /// Multicast groups.
     pub max_mcast_grp: u32,
+    /// Queue pairs in a multicast group.
+    pub max_mcast_qp_attach: u32,
     /// READs and atomics of peers in flight to a queue pair.
     pub max_qp_rd_atom: u32,
     /// READs and atomics of a queue pair in flight.

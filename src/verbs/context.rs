@@ -121,6 +121,7 @@ impl Context {
             max_pd: l.max_pd,
             max_ah: l.max_ah,
             max_mcast_grp: l.max_mcast_grp,
+            max_mcast_qp_attach: l.max_mcast_qp_attach,
             max_qp_rd_atom: u32::from(l.max_rd_atomic),
             max_qp_init_rd_atom: u32::from(l.max_rd_atomic),
             max_srq: l.max_srq,

@@ -313,24 +313,19 @@ impl MemoryRegion {
     }
 
     /// Deregisters it and says whether that went well; dropping does the same and keeps quiet. When this
-    /// returns, no access is under way and none will follow.
+    /// returns, no access is under way and none will follow, by whatever key.
     ///
     /// # Errors
-    /// `EBUSY`: memory windows are bound to it. The memory is then kept for good rather than freed under
-    /// a peer's hands.
+    /// `EBUSY`: memory windows were bound to it. They no longer are: as the region is gone in any case, so is
+    /// every way to its bytes.
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(mut self) -> Result<()> {
-        self.dereg()
-    }
-
-    fn dereg(&mut self) -> Result<()> {
-        if !std::mem::take(&mut self.registered) {
-            return Ok(());
-        }
-        let pd = self.pd.id();
-        let lkey = self.keys.lkey;
+        let (pd, lkey) = (self.pd.id(), self.keys.lkey);
         match self.pd.nic().control(|engine, _| engine.deregister(pd, lkey)) {
-            Ok(_region) => Ok(()),
+            Ok(_region) => {
+                self.registered = false;
+                Ok(())
+            }
             Err(e) => Err(Error::verb("ibv_dereg_mr", Cause::from(e))),
         }
     }
@@ -338,8 +333,12 @@ impl MemoryRegion {
 
 impl Drop for MemoryRegion {
     fn drop(&mut self) {
-        // If windows are bound, the table keeps the memory: a leak, never a dangling key.
-        let _ = self.dereg();
+        if self.registered {
+            let (pd, lkey) = (self.pd.id(), self.keys.lkey);
+            // With the windows that are bound to it: memory of the program's may be freed after this. The key
+            // is that of a region which is registered, so there is no other way for this to end.
+            let _ = self.pd.nic().control(|engine, _| engine.withdraw(pd, lkey));
+        }
     }
 }
 

@@ -55,6 +55,14 @@ impl MemoryWindow {
     pub(crate) fn set_rkey(&self, rkey: u32) {
         self.rkey.store(rkey, Ordering::Relaxed);
     }
+
+    /// Makes the key of another bind: it differs from that of every other one of the last 255.
+    pub(crate) fn next_rkey(&self) -> u32 {
+        let next = |key: u32| key & !0xff | (key.wrapping_add(1) & 0xff);
+        let before =
+            self.rkey.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |k| Some(next(k)));
+        next(before.unwrap_or_else(|key| key))
+    }
 }
 
 impl Drop for MemoryWindow {

@@ -8,7 +8,7 @@ use crate::engine::cc::CongestionControl;
 use crate::engine::qp::attr::Mask;
 use crate::engine::{QpFace, QpHandle, QpInit};
 use crate::mem::Access;
-use crate::queue::{PostError, SendFlags, SendOp, SendProducer, SendWqe};
+use crate::queue::{BindWqe, PostError, SendFlags, SendOp, SendProducer, SendWqe};
 use crate::wire::num::{Gid, Rkey};
 
 pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
@@ -503,26 +503,26 @@ impl QueuePair {
         let nic = self.pd.nic();
         let refused = |cause| Error::post("ibv_bind_mw", 0, cause);
         nic.enter().map_err(refused)?;
-        let Some((_, bind)) = &wr.bind else {
+        if wr.bind.is_none() {
             let what = "bind_mw takes requests made by SendWr::bind_mw".into();
             return Err(refused(Cause::Invalid { what }));
-        };
+        }
         let mut batch = Batch { qp: self, posted: 0, published: 0 };
         let mut sq = self.face.sq.lock();
-        self.stage(&mut sq, &wr, MwType::Type1).map_err(refused)?;
+        let key = self.stage(&mut sq, &wr, MwType::Type1).map_err(refused)?;
         sq.publish();
         drop(sq);
         (batch.posted, batch.published) = (1, 1);
-        Ok(bind.new_rkey.0)
+        Ok(key)
     }
 
-    /// Writes one request into the queue; a bind only of a window of type `bound`.
+    /// Writes one request into the queue; a bind only of a window of type `bound`, whose new key it gives (else 0).
     fn stage(
         &self,
         sq: &mut SendProducer,
         wr: &SendWr<'_>,
         bound: MwType,
-    ) -> std::result::Result<(), Cause> {
+    ) -> std::result::Result<u32, Cause> {
         let state = self.face.state();
         if matches!(state, QpState::Reset | QpState::Init | QpState::Rtr) {
             return Err(Cause::State {
@@ -538,22 +538,26 @@ impl QueuePair {
         if self.face.sig_all() {
             flags |= SendFlags::SIGNALED;
         }
-        if let Some((mw, bind)) = &wr.bind {
-            if mw.kind() != bound {
-                let what = match mw.kind() {
+        if let Some(bind) = &wr.bind {
+            if bind.mw.kind() != bound {
+                let what = match bind.mw.kind() {
                     MwType::Type1 => "a window of type 1 is bound by QueuePair::bind_mw",
                     MwType::Type2 => "a window of type 2 is bound by post_send",
                 };
                 return Err(Cause::Invalid { what: what.into() });
             }
-            if bind.new_rkey.0 & !0xff != bind.mw.0 & !0xff {
+            let key = bind.key.unwrap_or_else(|| bind.mw.next_rkey());
+            if key & !0xff != bind.wqe.mw.0 & !0xff {
                 return Err(Cause::Invalid {
                     what: "only the low 8 bits of a window's key may be chosen".into(),
                 });
             }
-            sq.stage_bind(wr.id, flags, bind).map_err(|e| self.refused(e, 0, 0))?;
-            mw.set_rkey(bind.new_rkey.0);
-            return Ok(());
+            let wqe = BindWqe { new_rkey: Rkey(key), ..bind.wqe };
+            sq.stage_bind(wr.id, flags, &wqe).map_err(|e| self.refused(e, 0, 0))?;
+            if bind.key.is_some() {
+                bind.mw.set_rkey(key);
+            }
+            return Ok(key);
         }
         let (dest, dest_qpn, dest_qkey) =
             wr.datagram.map_or((0, 0, 0), |(ah, qpn, qkey)| (ah.number(), qpn, qkey));
@@ -584,7 +588,7 @@ impl QueuePair {
                     .map_err(|e| self.refused(e, list.len(), total(list)))?;
             }
         }
-        Ok(())
+        Ok(0)
     }
 
     /// What this type of queue pair does not do.

@@ -135,12 +135,21 @@ pub struct SendWr<'a> {
     /// CAS: compared with. FAA: added.
     pub(crate) compare_add: u64,
     pub(crate) swap: u64,
-    pub(crate) bind: Option<(&'a MemoryWindow, BindWqe)>,
+    pub(crate) bind: Option<Bind<'a>>,
     /// What contradicts itself, found when posting.
     pub(crate) flaw: Option<&'static str>,
     /// Where a datagram goes: the way, the queue pair, its Q_Key.
     pub(crate) datagram: Option<(&'a AddressHandle, u32, u32)>,
     pub(crate) xrc: bool,
+}
+
+/// What a bind is about.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Bind<'a> {
+    pub(crate) mw: &'a MemoryWindow,
+    pub(crate) wqe: BindWqe,
+    /// The key that the caller chose; else one is made when the request is posted.
+    pub(crate) key: Option<u32>,
 }
 
 impl<'a> SendWr<'a> {
@@ -270,9 +279,8 @@ impl<'a> SendWr<'a> {
         wr
     }
 
-    /// Lets peers reach `range` of `mr` through a window, with `access`. The window's key changes:
-    /// [`MemoryWindow::rkey`] tells the new one once the request is posted. It is chosen here, by the key of now: two
-    /// requests for one window get different keys only if the first is posted before the second is made.
+    /// Lets peers reach `range` of `mr` through a window, with `access`. The window's key changes each time such
+    /// a request is posted: [`MemoryWindow::rkey`] tells the new one.
     ///
     /// A window of type 2 is bound by [`post_send`](super::QueuePair::post_send), one of type 1 by
     /// [`bind_mw`](super::QueuePair::bind_mw). An empty range unbinds a window of type 1.
@@ -284,10 +292,24 @@ impl<'a> SendWr<'a> {
         range: std::ops::Range<usize>,
         access: Access,
     ) -> Self {
-        let key = mw.rkey();
-        // The owner of a type 2 window chooses the low byte of its key; a new one for each binding.
-        let next = key & !0xff | (key.wrapping_add(1) & 0xff);
-        Self::bind_mw_key(id, mw, mr, range, access, next)
+        let mut wr = Self::new(id, SendOp::BindMw, Source::Local(Local::None));
+        if range.start > range.end || range.end > mr.len() {
+            wr.flaw =
+                Some("the range of a bind must begin before it ends, and lie within the region");
+        }
+        let key = Rkey(mw.rkey());
+        let bind = BindWqe {
+            mw: key,
+            // Chosen when it is posted.
+            new_rkey: key,
+            mr: Lkey(mr.lkey()),
+            addr: mr.iova().wrapping_add(range.start as u64),
+            len: range.end.saturating_sub(range.start) as u64,
+            access,
+            kind: mw.kind().into(),
+        };
+        wr.bind = Some(Bind { mw, wqe: bind, key: None });
+        wr
     }
 
     /// As [`bind_mw`](Self::bind_mw), with a key of the caller's choice: only its low 8 bits may differ from the
@@ -300,25 +322,13 @@ impl<'a> SendWr<'a> {
         access: Access,
         rkey: u32,
     ) -> Self {
-        let mut wr = Self::new(id, SendOp::BindMw, Source::Local(Local::None));
-        let next = mw.rkey() & !0xff | (mw.rkey().wrapping_add(1) & 0xff);
-        if mw.kind() == MwType::Type1 && rkey != next {
+        let mut wr = Self::bind_mw(id, mw, mr, range, access);
+        if mw.kind() == MwType::Type1 {
             wr.flaw = Some("the key of a window of type 1 is made by the device: use bind_mw");
         }
-        if range.start > range.end || range.end > mr.len() {
-            wr.flaw =
-                Some("the range of a bind must begin before it ends, and lie within the region");
+        if let Some(bind) = &mut wr.bind {
+            bind.key = Some(rkey);
         }
-        let bind = BindWqe {
-            mw: Rkey(mw.rkey()),
-            new_rkey: Rkey(rkey),
-            mr: Lkey(mr.lkey()),
-            addr: mr.iova().wrapping_add(range.start as u64),
-            len: range.end.saturating_sub(range.start) as u64,
-            access,
-            kind: mw.kind().into(),
-        };
-        wr.bind = Some((mw, bind));
         wr
     }
 

@@ -206,7 +206,7 @@ fn both_ends_go_on_after_an_error() {
 }
 
 #[test]
-fn a_write_to_oneself_that_is_refused() {
+fn a_write_to_the_own_device_that_is_refused() {
     let Some(bed) = Bed::start() else { return };
     // An unknown key, a range that ends outside, one that wraps.
     let wrong: [fn(&MemoryRegion) -> RemoteSlice; 3] = [
@@ -215,13 +215,24 @@ fn a_write_to_oneself_that_is_refused() {
         |mr| RemoteSlice { addr: 0_u64.wrapping_sub(4), rkey: mr.rkey() },
     ];
     for wrong in wrong {
+        let [x, y] = [0, 1].map(|_| Side::new(bed.hosts()[0]));
+        let Pair { a, b } = Pair::connect(x, y, &QpAttr::default());
+        let to = b.memory(64);
+        let before = b.counter("rx_write_requests");
+        let wr = SendWr::write(1, inline(b"12345678"), wrong(&to));
+        assert_eq!(a.outcome(wr), WcStatus::RemAccess);
+        assert_eq!((a.state(), b.state()), (QpState::Err, QpState::Err));
+        assert_eq!((to.to_vec(0..64), b.counter("rx_write_requests")), (vec![0; 64], before));
+        assert_eq!(b.event(), Event::QpAccessErr { qpn: b.qp.number() });
+
+        // To oneself: by the time that the NAK is back the queue pair has failed already, as responder.
         let side = Side::new(bed.hosts()[0]);
         side.qp.connect(&side.qp.endpoint()).unwrap();
         let to = side.memory(64);
-        let before = side.counter("rx_write_requests");
         let wr = SendWr::write(1, inline(b"12345678"), wrong(&to));
-        assert_eq!(side.outcome(wr), WcStatus::RemAccess);
+        assert_eq!(side.outcome(wr), WcStatus::WrFlush);
         assert_eq!((side.state(), to.to_vec(0..64)), (QpState::Err, vec![0; 64]));
         assert_eq!(side.counter("rx_write_requests"), before);
+        assert_eq!(side.event(), Event::QpAccessErr { qpn: side.qp.number() });
     }
 }

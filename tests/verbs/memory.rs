@@ -381,3 +381,24 @@ fn waiting_for_a_buffer() {
     assert!(waits.as_mut().poll(&mut TaskContext::from_waker(&one)).is_ready());
     assert_eq!(bed.block_on(async { pool.get().await.len() }), 8);
 }
+
+#[expect(unsafe_code, reason = "memory of the program's own is registered by unsafe functions")]
+#[test]
+fn a_region_that_goes_takes_its_windows_along() {
+    let Some(bed) = Bed::start() else { return };
+    let pair = Pair::new(&bed);
+    let mut bytes = vec![0_u8; 4096];
+    let access = Access::REMOTE | Access::MW_BIND;
+    // SAFETY: `bytes` outlives the region, and is looked at after it is gone.
+    let mr = unsafe { pair.b.pd.reg_mr(bytes.as_mut_ptr(), bytes.len(), access) }.unwrap();
+    let mw = pair.b.pd.alloc_mw(MwType::Type2).unwrap();
+    pair.b.done(SendWr::bind_mw(1, &mw, &mr, 0..64, Access::REMOTE_WRITE));
+    let at = RemoteSlice { addr: mr.iova(), rkey: mw.rkey() };
+    let by_region = RemoteSlice { addr: mr.iova(), rkey: mr.rkey() };
+    // The program may free its memory from here on.
+    drop(mr);
+    assert_eq!(pair.a.outcome(SendWr::write(1, inline(b"x"), at)), WcStatus::RemAccess);
+    let other = Pair::new(&bed);
+    assert_eq!(other.a.outcome(SendWr::write(1, inline(b"x"), by_region)), WcStatus::RemAccess);
+    assert_eq!(bytes, [0; 4096]);
+}

@@ -83,6 +83,17 @@ impl Qp {
         }
     }
 
+    /// Bytes that the next receive has room for, if there is one. It is not taken.
+    pub(super) fn next_receive(&self, c: &mut Common) -> Option<u32> {
+        match &self.rq {
+            Receives::Own(ring) => ring.get(ring.tail()).map(|(wqe, _)| wqe.length),
+            Receives::Shared(shared) => match &shared.held {
+                Some(wqe) => Some(wqe.length),
+                None => c.next_shared(shared.srq),
+            },
+        }
+    }
+
     /// The domain that the buffers of its receives belong to.
     pub(super) fn receive_pd(&self) -> PdId {
         match &self.rq {

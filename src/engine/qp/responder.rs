@@ -585,7 +585,7 @@ impl Qp {
             return Err(INVALID);
         }
         let right = Access::REMOTE_WRITE;
-        let target = c.mrs.remote(self.pd, self.qpn, reth.rkey, reth.va, 8, right)?;
+        let target = c.remote((self.pd, self.qpn), reth.rkey, reth.va, 8, right)?;
         if reth.va % 8 != 0 {
             return Err(INVALID);
         }
@@ -613,7 +613,7 @@ impl Qp {
         let (pd, qpn, rkey) = (self.pd, self.qpn, reth.rkey);
         let target = match feth.sel {
             SEL_RANGE if reth.dma_len <= MAX_LEN => {
-                c.mrs.remote(pd, qpn, rkey, reth.va, u64::from(reth.dma_len), right)?
+                c.remote((pd, qpn), rkey, reth.va, u64::from(reth.dma_len), right)?
             }
             SEL_REGION => c.mrs.remote_whole(pd, qpn, rkey, right)?,
             _ => return Err(INVALID),

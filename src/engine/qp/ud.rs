@@ -143,16 +143,21 @@ impl Qp {
         let header = grh.emit(packet.datagram().len()).filter(|_| padded);
         let Some(header) = header else { return c.count(Counter::DropRefused) };
         let needed = Grh::LEN + payload.len();
+        // One that is too short stays where it is, for the next datagram.
+        match self.next_receive(c) {
+            None => return c.count(Counter::OutOfBuffer),
+            Some(length) if (length as usize) < needed => {
+                return c.count(Counter::RespLocalLengthError);
+            }
+            Some(_) => {}
+        }
         if !self.take_receive(c) {
             return c.count(Counter::OutOfBuffer);
-        }
-        // One that is too short stays with the queue pair, for the next datagram.
-        if self.rq.taken().is_none_or(|(wqe, _)| (wqe.length as usize) < needed) {
-            return c.count(Counter::RespLocalLengthError);
         }
         if self.place(c, &header, payload).is_err() {
             return self.fail_here(c, WcStatus::LocProt);
         }
+        self.observe_scattered(c, packet.psn(), 0, needed);
         let (mut flags, mut imm) = (CqeFlags::GRH, 0);
         if let Some(immdt) = packet.immdt() {
             flags |= CqeFlags::WITH_IMM;

@@ -7,4 +7,5 @@ mod random;
 mod rc;
 mod sharing;
 mod sizes;
+mod trace;
 mod unreliable;

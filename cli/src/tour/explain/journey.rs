@@ -70,9 +70,14 @@ impl Made {
         Ok(Self { qp, cq, mr })
     }
 
+    fn address(&self) -> String {
+        let gid = self.qp.endpoint().gid;
+        gid.ip().map_or_else(|| gid.to_string(), |ip| ip.to_string())
+    }
+
     fn side(&self) -> Side {
         Side {
-            address: self.qp.endpoint().gid.to_string(),
+            address: self.address(),
             qpn: self.qp.number(),
             iova: self.mr.iova(),
             len: self.mr.len(),
@@ -80,11 +85,6 @@ impl Made {
             rkey: self.mr.rkey(),
         }
     }
-}
-
-/// Byte `i` of a message.
-fn pattern(i: usize) -> u8 {
-    (i % 251) as u8
 }
 
 /// Runs it.
@@ -113,7 +113,8 @@ pub(super) fn run(request: &Request) -> Result<Journey, Failure> {
     a.qp.connect_with(&b.qp.endpoint(), over.clone())?;
     b.qp.connect_with(&a.qp.endpoint(), over)?;
 
-    let message: Vec<u8> = (0..size).map(pattern).collect();
+    // A period that is no packet's: bytes of the wrong packet would be wrong.
+    let message: Vec<u8> = (0..251).cycle().take(size).collect();
     let source = if topic == Topic::Read { &b.mr } else { &a.mr };
     source.write(0, &message);
     if topic == Topic::Atomic {
@@ -126,7 +127,10 @@ pub(super) fn run(request: &Request) -> Result<Journey, Failure> {
         sim.rule(Rule::new(Class::Request, Action::Drop).nth(nth))?;
     }
     if let Some(file) = &request.pcap {
-        sim.pcap(file).map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+        // Its own words say which file; those of a verb would say which errno.
+        std::fs::File::create(file)
+            .map_err(|e| Failure::new(format!("{}: {e}", file.display())))?;
+        sim.pcap(file)?;
     }
     let sides = [a.side(), b.side()];
     let trace = Arc::new(sim.trace(RECORDS)?);

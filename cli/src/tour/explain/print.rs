@@ -6,11 +6,11 @@ use std::io::{self, Write};
 use serde::Serialize;
 use softroce::sim::trace::{NicEvent, Passage, WqeBrief};
 use softroce::time::Duration;
-use softroce::wire::opcode;
+use softroce::wire::{NakCode, Syndrome, opcode};
 
 use super::journey::Journey;
-use super::steps::{Phase, Step, Who};
-use super::words::{count, fields, heading, lesson, sentence, time};
+use super::steps::{Sent, Step, Who};
+use super::words::{count, fields, heading, lesson, time, told};
 use crate::tour::plan::Size;
 
 /// Columns of running text.
@@ -44,11 +44,11 @@ pub(super) fn text(journey: &Journey, steps: &[Step], out: &mut dyn Write) -> io
     let [a, b] = &journey.sides;
     writeln!(
         out,
-        "{} of {}, path MTU {}: {}",
+        "{}: a {} of {}, path MTU {}",
+        topic.name(),
         topic.operation(),
         Size(journey.size),
-        journey.mtu.bytes(),
-        topic.name()
+        journey.mtu.bytes()
     )?;
     writeln!(out)?;
     wrapped(out, 0, lesson(topic))?;
@@ -77,19 +77,15 @@ pub(super) fn text(journey: &Journey, steps: &[Step], out: &mut dyn Write) -> io
     )?;
     let zero = steps.first().map_or(Duration::ZERO, |step| step.begins);
     let wqe = wqe(steps);
-    let mut chapter = (0, None);
-    for step in steps {
-        if chapter.1 != Some((step.phase, step.phase == Phase::Recovery || step.attempt == 1)) {
-            chapter = (
-                chapter.0 + 1,
-                Some((step.phase, step.phase == Phase::Recovery || step.attempt == 1)),
-            );
-            let (word, what) = heading(topic, step.phase);
-            let again =
-                if step.attempt > 1 && step.phase == Phase::Request { ", again" } else { "" };
-            writeln!(out, "\n{}. {word}: {what}{again}", chapter.0)?;
+    let chapters = steps.chunk_by(|a, b| a.phase == b.phase);
+    for (n, chapter) in chapters.enumerate() {
+        if let [first, ..] = chapter {
+            let (word, what) = heading(topic, first.phase, first.attempt);
+            writeln!(out, "\n{}. {word}: {what}", n + 1)?;
         }
-        tell(journey, step, wqe, zero, out)?;
+        for step in chapter {
+            tell(journey, step, wqe, zero, out)?;
+        }
     }
     summary(journey, steps, out)
 }
@@ -115,9 +111,7 @@ fn tell(
         n => format!(" [{}]", count(n, "byte")),
     };
     writeln!(out, "\n   {}", span(step, zero))?;
-    let who = step.kind.who().name();
-    let who = who.strip_prefix("the ").map_or_else(|| who.to_owned(), |w| format!("The {w}"));
-    wrapped(out, 3, &format!("{who} {}.{moved}", sentence(journey, step)))?;
+    wrapped(out, 3, &format!("{}{moved}", told(journey, step)))?;
     let fields = fields(journey, step, wqe);
     if !fields.is_empty() {
         let list: Vec<_> = fields.iter().map(|(name, value)| format!("{name}={value}")).collect();
@@ -127,19 +121,19 @@ fn tell(
 }
 
 /// What is the same in packets that are told as one.
-fn likeness(p: &Passage) -> (Option<u8>, Option<&'static str>) {
+fn likeness(Sent { passage: p, .. }: &Sent) -> (Option<u8>, Option<&'static str>) {
     (p.bth.map(|bth| bth.opcode), p.dropped)
 }
 
 /// Packets of one kind in a row: the first, the last, and how many there are between them.
-fn packets(packets: &[Passage], zero: Duration, out: &mut dyn Write) -> io::Result<()> {
+fn packets(packets: &[Sent], zero: Duration, out: &mut dyn Write) -> io::Result<()> {
     for run in packets.chunk_by(|a, b| likeness(a) == likeness(b)) {
         match run {
             [first, middle @ .., last] if middle.len() > 1 => {
                 packet(first, zero, out)?;
+                let middle: Vec<_> = middle.iter().map(|sent| &sent.passage).collect();
                 let bytes: usize = middle.iter().filter_map(|p| p.payload).sum();
-                let asking =
-                    middle.iter().filter(|p| p.bth.is_some_and(|b| b.ack_req)).count() as u64;
+                let asking = middle.iter().filter(|p| p.bth.is_some_and(|b| b.ack_req)).count();
                 let asks = match asking {
                     0 => String::new(),
                     n => format!(", {n} of them with ack_req=1"),
@@ -151,8 +145,8 @@ fn packets(packets: &[Passage], zero: Duration, out: &mut dyn Write) -> io::Resu
                     middle[0].number,
                     middle[middle.len() - 1].number,
                     middle.len(),
-                    psn(&middle[0]),
-                    psn(&middle[middle.len() - 1]),
+                    psn(middle[0]),
+                    psn(middle[middle.len() - 1]),
                 )?;
                 packet(last, zero, out)?;
             }
@@ -166,20 +160,21 @@ fn packets(packets: &[Passage], zero: Duration, out: &mut dyn Write) -> io::Resu
     Ok(())
 }
 
-fn packet(p: &Passage, zero: Duration, out: &mut dyn Write) -> io::Result<()> {
+fn packet(sent: &Sent, zero: Duration, out: &mut dyn Write) -> io::Result<()> {
+    let p = &sent.passage;
+    let since = |t: Duration| time(t.saturating_sub(zero));
     let fate = match (p.dropped, p.arrival) {
-        (Some(why), _) => format!("LOST ({why})"),
-        (None, Some(at)) => format!("arrives {}", time(at.saturating_sub(zero))),
+        (Some(why), _) => format!("LOST at {}, {why}", since(p.at)),
+        (None, Some(at)) => format!("arrives {}", since(at)),
         (None, None) => "on its way".to_owned(),
     };
+    let (number, name, bytes) = (p.number, name(p), count(p.ip_len as u64, "byte"));
     writeln!(
         out,
-        "      #{} {} {} [{} on the wire, {fate}]",
-        p.number,
-        name(p),
-        header(p),
-        p.ip_len
-    )
+        "      #{number} {name}, {bytes} with IP headers, leaves {}, {fate}",
+        since(sent.at)
+    )?;
+    writeln!(out, "         {}", header(p))
 }
 
 fn name(p: &Passage) -> String {
@@ -204,7 +199,8 @@ fn header(p: &Passage) -> String {
         list.push(format!("va={:016x} rkey={} add={}", eth.va, eth.rkey, eth.swap_add));
     }
     if let Some(aeth) = p.ext.aeth {
-        list.push(format!("syndrome={:02x} msn={}", aeth.syndrome.as_u8(), aeth.msn.raw()));
+        let (syndrome, meaning) = (aeth.syndrome.as_u8(), meaning(aeth.syndrome));
+        list.push(format!("syndrome={syndrome:02x} ({meaning}) msn={}", aeth.msn.raw()));
     }
     if let Some(ack) = p.ext.atomic_ack {
         list.push(format!("orig={}", ack.orig));
@@ -213,6 +209,17 @@ fn header(p: &Passage) -> String {
         list.push(format!("payload={bytes}"));
     }
     list.join(" ")
+}
+
+/// What a syndrome says.
+const fn meaning(syndrome: Syndrome) -> &'static str {
+    match syndrome {
+        Syndrome::Ack { .. } => "ACK",
+        Syndrome::RnrNak { .. } => "RNR NAK",
+        Syndrome::Nak(NakCode::SequenceError) => "NAK, PSN sequence error",
+        Syndrome::Nak(_) => "NAK",
+        Syndrome::Reserved(_) => "reserved",
+    }
 }
 
 /// All packets, by kind.
@@ -236,7 +243,7 @@ fn nanos(t: Duration) -> u64 {
 impl Totals {
     fn of(steps: &[Step]) -> Self {
         let mut totals = Self::default();
-        for p in steps.iter().flat_map(|step| &step.packets) {
+        for Sent { passage: p, .. } in steps.iter().flat_map(|step| &step.packets) {
             totals.packets += 1;
             totals.packets_lost += u64::from(p.dropped.is_some());
             let from = [&mut totals.requester_packets, &mut totals.responder_packets];
@@ -348,13 +355,14 @@ struct JsonPacket<'a> {
     header: String,
     payload: usize,
     ip_bytes: usize,
+    sent_ns: u64,
     switch_ns: u64,
     arrival_ns: Option<u64>,
     lost: Option<&'a str>,
 }
 
 impl<'a> JsonPacket<'a> {
-    fn new(p: &'a Passage, zero: Duration) -> Self {
+    fn new(Sent { at, passage: p }: &'a Sent, zero: Duration) -> Self {
         Self {
             number: p.number,
             opcode: name(p),
@@ -365,6 +373,7 @@ impl<'a> JsonPacket<'a> {
             header: header(p),
             payload: p.payload.unwrap_or(0),
             ip_bytes: p.ip_len,
+            sent_ns: nanos(at.saturating_sub(zero)),
             switch_ns: nanos(p.at.saturating_sub(zero)),
             arrival_ns: p.arrival.map(|at| nanos(at.saturating_sub(zero))),
             lost: p.dropped,
@@ -416,9 +425,9 @@ pub(super) fn json(journey: &Journey, steps: &[Step], out: &mut dyn Write) -> io
                 end_ns: since(step.ends),
                 times: step.times,
                 bytes: step.bytes,
-                text: sentence(journey, step),
+                text: told(journey, step),
                 fields: fields(journey, step, wqe).into_iter().collect(),
-                packets: step.packets.iter().map(|p| JsonPacket::new(p, zero)).collect(),
+                packets: step.packets.iter().map(|sent| JsonPacket::new(sent, zero)).collect(),
             })
             .collect(),
     };

@@ -9,8 +9,8 @@ use std::collections::VecDeque;
 
 use softroce::sim::trace::{CqeKind, NicEvent, Passage, Record, Step as Happened};
 use softroce::time::Duration;
-use softroce::wire::opcode::{Info, Opcode, Operation};
-use softroce::wire::{NakCode, Syndrome};
+use softroce::wire::Syndrome;
+use softroce::wire::opcode::Operation;
 
 use super::journey::{Journey, mark};
 use crate::tour::Failure;
@@ -159,12 +159,20 @@ pub(super) struct Step {
     pub(super) ends: Duration,
     /// Records that it is made of.
     pub(super) times: u64,
-    /// Bytes of the message that it moved.
+    /// Bytes of the message that it moved; of packets, those that arrive.
     pub(super) bytes: u64,
     /// The first event.
     pub(super) event: Option<NicEvent>,
     /// Its packets, if it is one of packets.
-    pub(super) packets: Vec<Passage>,
+    pub(super) packets: Vec<Sent>,
+}
+
+/// A packet, from where it was sent.
+#[derive(Clone, Debug)]
+pub(super) struct Sent {
+    /// When the NIC handed it to the network.
+    pub(super) at: Duration,
+    pub(super) passage: Passage,
 }
 
 impl Step {
@@ -183,18 +191,8 @@ impl Step {
     }
 }
 
-/// What a packet is, if it can be understood.
-pub(super) fn info(p: &Passage) -> Option<&'static Info> {
-    p.bth.and_then(|bth| Opcode::from_u8(bth.opcode)).map(Opcode::info)
-}
-
 fn is_refusal(syndrome: Option<Syndrome>) -> bool {
     matches!(syndrome, Some(Syndrome::Nak(_) | Syndrome::RnrNak { .. }))
-}
-
-/// A NAK that only says "from here on, once more".
-pub(super) fn is_sequence_nak(syndrome: Option<Syndrome>) -> bool {
-    syndrome == Some(Syndrome::Nak(NakCode::SequenceError))
 }
 
 /// Puts records into steps.
@@ -203,8 +201,9 @@ struct Fold {
     steps: Vec<Step>,
     /// The attempt that the requester is in, and that of the request that the responder saw last.
     attempt: [u32; 2],
-    /// Attempts of packets handed to the network, by sender; and of those under way, by receiver.
-    sent: [VecDeque<u32>; 2],
+    /// Packets handed to the network, by sender: attempt and time; and the attempts of those that will arrive, by
+    /// receiver.
+    sent: [VecDeque<(u32, Duration)>; 2],
     flying: [VecDeque<u32>; 2],
     /// The responder has accepted a packet that names memory, and has not looked it up yet.
     names_memory: bool,
@@ -252,7 +251,8 @@ impl Fold {
 
     fn passage(&mut self, p: &Passage, at: Duration) -> Result<(), Failure> {
         let misfit = || Failure::new("the trace has a packet that nobody sent");
-        let attempt = self.sent.get_mut(p.from).and_then(VecDeque::pop_front).ok_or_else(misfit)?;
+        let sent = self.sent.get_mut(p.from).and_then(VecDeque::pop_front);
+        let (attempt, sent) = sent.ok_or_else(misfit)?;
         if let (Some(to), Some(_)) = (p.to, p.arrival) {
             self.flying.get_mut(to).ok_or_else(misfit)?.push_back(attempt);
         }
@@ -262,9 +262,12 @@ impl Fold {
             _ => Kind::ResponsePackets,
         };
         let step = self.step(attempt, kind, at);
+        step.begins = step.begins.min(sent);
         step.ends = step.ends.max(p.arrival.unwrap_or(at));
-        step.bytes += p.payload.unwrap_or(0) as u64;
-        step.packets.push(p.clone());
+        if p.arrival.is_some() {
+            step.bytes += p.payload.unwrap_or(0) as u64;
+        }
+        step.packets.push(Sent { at: sent, passage: p.clone() });
         Ok(())
     }
 
@@ -278,7 +281,7 @@ impl Fold {
             NicEvent::Fetched { .. } => (Kind::Fetch, 0),
             NicEvent::Gathered { bytes, .. } => (Kind::Gather, bytes as u64),
             NicEvent::Sent(_) => {
-                self.sent[host].push_back(here);
+                self.sent[host].push_back((here, at));
                 return Ok(());
             }
             NicEvent::Arrived(brief) => {

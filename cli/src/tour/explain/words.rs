@@ -1,13 +1,13 @@
 //! Steps in words: a sentence for each, and the values that it is about.
 
-use softroce::sim::trace::{NicEvent, SendOp, WqeBrief};
+use softroce::sim::trace::{NicEvent, Passage, SendOp, Step as Happened, WqeBrief};
 use softroce::time::Duration;
 use softroce::wire::Syndrome;
 use softroce::wire::aeth::rnr_timer;
 
 use super::Topic;
-use super::journey::{ADDED, COUNTER, Journey, RECEIVE};
-use super::steps::{Kind, Phase, Step};
+use super::journey::{Journey, RECEIVE};
+use super::steps::{Kind, Phase, Step, Who};
 
 /// `0.000 us`, `4.021 us`, `0.537 s`.
 pub(super) fn time(t: Duration) -> String {
@@ -62,8 +62,13 @@ pub(super) const fn lesson(topic: Topic) -> &'static str {
 }
 
 /// What a chapter is called: a word, and what happens in it.
-pub(super) const fn heading(topic: Topic, phase: Phase) -> (&'static str, &'static str) {
+pub(super) const fn heading(
+    topic: Topic,
+    phase: Phase,
+    attempt: u32,
+) -> (&'static str, &'static str) {
     match phase {
+        Phase::Request if attempt > 1 => ("REQUEST", "A's NIC makes the packets anew"),
         Phase::Post => ("POST", "A's application describes the work and rings the doorbell"),
         Phase::Request => ("REQUEST", "A's NIC makes packets of it"),
         Phase::Access => match topic {
@@ -72,6 +77,7 @@ pub(super) const fn heading(topic: Topic, phase: Phase) -> (&'static str, &'stat
                 ("ACCESS", "B's NIC checks the key and writes B's memory")
             }
             Topic::Atomic => ("ACCESS", "B's NIC checks the key and changes a word of B's memory"),
+            Topic::Rnr if attempt == 1 => ("ACCESS", "B's NIC looks for a posted receive"),
             Topic::Send | Topic::Rnr => ("ACCESS", "B's NIC takes a posted receive and fills it"),
         },
         Phase::Response => match topic {
@@ -187,8 +193,17 @@ pub(super) fn fields(journey: &Journey, step: &Step, wqe: Option<&WqeBrief>) -> 
     }
 }
 
+/// Who does what in a step: a sentence.
+pub(super) fn told(journey: &Journey, step: &Step) -> String {
+    let who = match step.kind.who() {
+        Who::Wire => "The network",
+        who => who.name(),
+    };
+    format!("{who} {}.", sentence(journey, step))
+}
+
 /// What happens in a step.
-pub(super) fn sentence(journey: &Journey, step: &Step) -> String {
+fn sentence(journey: &Journey, step: &Step) -> String {
     let n = step.times;
     let again = if step.attempt > 1 { " again" } else { "" };
     match step.kind {
@@ -208,13 +223,20 @@ pub(super) fn sentence(journey: &Journey, step: &Step) -> String {
         }
         Kind::Fetch => fetch(step),
         Kind::Gather => {
-            format!("reads the payload from A's memory by its lkey{again}: {} into packets", times(n))
+            format!("reads the payload from A's memory by its lkey{again}, into {}", count(n, "packet"))
         }
         Kind::RequestPackets => packets(step, "from A to B"),
-        Kind::Accept => format!(
-            "accepts {}{again}: lengths, opcode, queue pair, addresses, partition and ICRC are right",
-            count(n, "packet")
-        ),
+        Kind::Accept => {
+            let no_key = match journey.topic {
+                Topic::Send | Topic::Rnr => "",
+                _ if journey.size == 0 => ". Of no byte no key is looked at",
+                _ => "",
+            };
+            format!(
+                "accepts {}: lengths, opcode, queue pair, addresses, partition and ICRC are right{no_key}",
+                count(n, "packet")
+            )
+        }
         Kind::Check => check(journey, step),
         Kind::Access => access(journey, step),
         Kind::Place => format!(
@@ -303,9 +325,13 @@ fn fetch(step: &Step) -> String {
 
 fn packets(step: &Step, way: &str) -> String {
     let n = step.packets.len() as u64;
-    let lost = step.packets.iter().filter(|p| p.dropped.is_some()).count() as u64;
-    let again = if step.attempt > 1 { ", of the retry" } else { "" };
-    let lost = if lost > 0 { format!("; {lost} of them lost on the way") } else { String::new() };
+    let lost = step.packets.iter().filter(|p| p.passage.dropped.is_some()).count() as u64;
+    let again = if step.attempt > 1 { ", after the retry" } else { "" };
+    let lost = match (lost, n) {
+        (0, _) => String::new(),
+        (1, 1) => "; it is lost on the way".to_owned(),
+        (lost, _) => format!("; {lost} of them lost on the way"),
+    };
     format!("carries {} {way}{again}{lost}", count(n, "packet"))
 }
 
@@ -316,23 +342,26 @@ fn check(journey: &Journey, step: &Step) -> String {
     let need = format!("{need:?}");
     let need = need.trim_start_matches("Access(").trim_end_matches(')');
     let checks = count(step.times, "request");
-    let result = match refused {
-        None => "granted".to_owned(),
-        Some(why) => format!("refused: {why}"),
-    };
+    if let Some(why) = refused {
+        return format!("looks the key {rkey:08x} up, for {need} of {len} bytes: refused, {why}");
+    }
     format!(
-        "looks the key {rkey:08x} up, for {checks}: it is B's region of {}; its protection domain is the \
-         queue pair's (pd {pd}); {len} bytes from there lie inside; it grants {need}: {result}",
+        "looks the key {rkey:08x} up, for {checks}: it is that of B's region of {}; its protection domain is \
+         the queue pair's (pd {pd}); the {len} bytes that are asked for lie inside; it grants {need}",
         count(journey.sides[1].len as u64, "byte")
     )
 }
 
 fn access(journey: &Journey, step: &Step) -> String {
     match journey.topic {
-        Topic::Atomic => format!(
-            "reads the word, {COUNTER}, and writes {COUNTER} + {ADDED} in one act: nobody sees it in between. \
-             It remembers the {COUNTER}, in case the answer is lost"
-        ),
+        Topic::Atomic => {
+            let orig = header(journey, |p| p.ext.atomic_ack.map(|ack| ack.orig));
+            let add = header(journey, |p| p.ext.atomic.map(|eth| eth.swap_add));
+            format!(
+                "reads the word, {orig}, and writes {orig} + {add} in one act: nobody sees it in between. It \
+                 remembers the {orig}, in case the answer is lost"
+            )
+        }
         Topic::Read => format!(
             "reads B's memory, a packet's worth {} as each response leaves, and checks the key each time. B's \
              application is not asked, and not told",
@@ -344,6 +373,15 @@ fn access(journey: &Journey, step: &Step) -> String {
             times(step.times)
         ),
     }
+}
+
+/// A value in a header of some packet.
+fn header(journey: &Journey, of: impl Fn(&Passage) -> Option<u64>) -> u64 {
+    let values = journey.records.iter().filter_map(|record| match &record.step {
+        Happened::Packet(passage) => of(passage),
+        _ => None,
+    });
+    values.last().unwrap_or_default()
 }
 
 fn go_back(step: &Step) -> String {
@@ -359,5 +397,5 @@ fn go_back(step: &Step) -> String {
         }
         _ => "something is missing",
     };
-    format!("{why}. It goes back to PSN {psn:06x} and sends everything from there again")
+    format!("goes back to PSN {psn:06x} and sends everything from there again: {why}")
 }

@@ -44,14 +44,19 @@ fn solicited_only_at_the_end_and_only_where_a_receive_completes() {
         SendOp::WriteImm,
         SendOp::Read,
         SendOp::FetchAdd,
+        SendOp::AtomicWrite,
+        SendOp::Flush,
     ]
     .into_iter()
     .enumerate()
     {
         let wqe = Script::wqe(op, id as u64);
-        let sge = s.sge(0, if op == SendOp::FetchAdd { 8 } else { 1030 });
-        s.post_wqe(SendWqe { flags: wqe.flags | SendFlags::SOLICITED, ..wqe }, &[sge]);
+        let sge =
+            s.sge(0, if matches!(op, SendOp::FetchAdd | SendOp::AtomicWrite) { 8 } else { 1030 });
+        let local = if op == SendOp::Flush { &[][..] } else { &[sge] };
+        s.post_wqe(SendWqe { flags: wqe.flags | SendFlags::SOLICITED, ..wqe }, local);
     }
+    assert_eq!(s.results(), [], "all of them leave");
     let solicited: Vec<String> = s
         .sent()
         .into_iter()

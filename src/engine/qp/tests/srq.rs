@@ -302,3 +302,38 @@ fn limits_of_shared_queues() {
     };
     assert!(s.engine.create_qp(init).is_err(), "no such shared queue");
 }
+
+#[test]
+fn receives_of_any_number_of_pieces_round_the_ring() {
+    for most in [1, 2, 27, 32] {
+        let mut s = sharing(1);
+        s.srq = Some(s.engine.create_srq(s.pd, 3, most).unwrap());
+        let mut pair = [another(&mut s), another(&mut s)];
+        s.region.fill(0..3 * 1024, 0xee);
+        let pieces = |round: u32| (round % (most + 1)) as usize;
+        // Pieces of three bytes, eight apart.
+        let post = |s: &mut Script, round: u32| {
+            let at = (round % 3) as usize * 1024;
+            let sges: Vec<Sge> = (0..pieces(round)).map(|i| s.sge(at + 8 * i, 3)).collect();
+            s.post_recv_sge(round.into(), &sges);
+        };
+        post(&mut s, 0);
+        post(&mut s, 1);
+        for round in 0..3 * most + 7 {
+            post(&mut s, round + 2);
+            let data = pattern(3 * pieces(round), 0x40);
+            let who = &mut pair[(round % 2) as usize];
+            swap(&mut s, who);
+            s.recv(pkt("SEND_ONLY", RQ + round / 2).data(&data));
+            swap(&mut s, who);
+            assert_eq!(s.results(), [(round.into(), Success)], "{round} of at most {most}");
+            let at = (round % 3) as usize * 1024;
+            let mut want = vec![0xee; 1024];
+            for (i, piece) in data.chunks(3).enumerate() {
+                want[8 * i..8 * i + 3].copy_from_slice(piece);
+            }
+            assert_eq!(s.bytes(at, 1024), want, "{round} of at most {most}");
+            s.region.fill(at..at + 1024, 0xee);
+        }
+    }
+}
