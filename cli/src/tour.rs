@@ -15,6 +15,7 @@ use crate::output::{BAD_INPUT, complain};
 mod child;
 mod explain;
 mod first;
+mod grh;
 mod layout;
 mod plan;
 mod report;
@@ -24,7 +25,8 @@ mod side;
 /// Start two processes with a NIC each, and run every operation between them, every byte verified.
 ///
 /// SEND, WRITE and READ from 0 bytes to 4 MiB, with immediate data, invalidation, inline bytes and scatter
-/// lists, atomics and memory windows, over UDP on this machine. Each row has requests made one by one, whose
+/// lists, atomics, ATOMIC WRITE, FLUSH, shared receive queues and memory windows of both types on reliable
+/// connections; SEND and WRITE on unreliable ones; datagrams. All over UDP on this machine. Each row has requests made one by one, whose
 /// median time is the latency, and requests posted together, whose bytes per time are the goodput.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\

@@ -119,13 +119,19 @@ fn every_row_is_verified() {
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!((status(&output), err), (Some(0), ""), "{out}");
     let rows: Vec<_> = out.lines().skip(1).take_while(|line| !line.is_empty()).collect();
-    assert_eq!(rows.len(), 42);
+    assert_eq!(rows.len(), 74);
     assert!(rows.iter().all(|row| row.ends_with(" yes")), "{out}");
     for part in [
         " operation ",
-        "\n SEND                           0 B ",
+        "\n SEND                            0 B ",
         " 64 KiB + 3 ",
         "\n COMPARE & SWAP ",
+        "\n WRITE + FLUSH all ",
+        "\n SEND to an SRQ ",
+        "\n UC WRITE with immediate ",
+        "\n UD SEND with immediate ",
+        "\n UD SEND to a group ",
+        "\n MW type 1, then rebound ",
         "\nBetween soft:lo at 127.0.0.",
         ": every byte verified at both sides, in ",
         " tour --pcap tour.pcapng ",
@@ -155,7 +161,7 @@ fn the_capture_holds_what_the_table_says() {
     let devices = object["devices"].as_array().unwrap();
     assert!(devices.len() == 2 && devices[0] != devices[1], "{devices:?}");
     let rows = object["rows"].as_array().unwrap();
-    assert_eq!(rows.len(), 42);
+    assert_eq!(rows.len(), 74);
     let number = |row: &Value, key: &str| row[key].as_u64().unwrap();
     for row in rows {
         assert_eq!(row["verified"], true, "{row}");
@@ -184,7 +190,7 @@ fn the_capture_holds_what_the_table_says() {
     for operation in ["SEND with invalidate", "WRITE with immediate", "WRITE inline"] {
         assert_eq!(row(operation, 64)["requests"], 128);
     }
-    for operation in ["COMPARE & SWAP", "FETCH & ADD"] {
+    for operation in ["COMPARE & SWAP", "FETCH & ADD", "ATOMIC WRITE"] {
         assert!(number(row(operation, 8), "packets_received") >= 128);
     }
 
@@ -200,9 +206,23 @@ fn the_capture_holds_what_the_table_says() {
     for opcode in ["RC_SEND_LAST", "RC_SEND_ONLY_INV", "RC_WRITE_LAST_IMM", "RC_READ_REQUEST"] {
         assert!(number(&decoded["opcodes"], opcode) > 0, "{opcode}");
     }
-    assert_eq!(number(&decoded["opcodes"], "RC_CMP_SWAP"), 128);
+    for (opcode, times) in OPCODES {
+        assert_eq!(number(&decoded["opcodes"], opcode), *times, "{opcode}");
+    }
     wireshark_agrees(&file, packets);
 }
+
+/// Packets of the capture, for some opcodes.
+const OPCODES: &[(&str, u64)] = &[
+    ("RC_CMP_SWAP", 128),
+    ("RC_ATOMIC_WRITE", 128),
+    ("RC_FLUSH", 3 * 128),
+    ("UC_SEND_ONLY_IMM", 2 * 128),
+    ("UC_WRITE_LAST_IMM", 62),
+    // Each of the nine rows begins with one that must not arrive.
+    ("UD_SEND_ONLY", 6 * 128 + 9),
+    ("UD_SEND_ONLY_IMM", 3 * 128),
+];
 
 /// tshark finds RoCEv2 in every packet, and nothing wrong with it.
 fn wireshark_agrees(file: &Scratch, packets: u64) {

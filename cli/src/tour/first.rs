@@ -1,5 +1,7 @@
 //! The first process: makes the requests, measures, and checks its half of the memory.
 
+use std::collections::VecDeque;
+use std::ops::Range;
 use std::time::Instant;
 
 use softroce::prelude::*;
@@ -53,13 +55,13 @@ pub(super) fn run(args: &Args) -> Result<Tour, Failure> {
     let began = now();
     let node = Node::open(&device(args)?)?;
     let mut link = child::start(args.peer.as_ref().unwrap_or(&args.device))?;
-    let far = node.connect(&mut link)?;
+    let far = node.connect(&mut link, false)?;
     let devices = [node.describe(), link.hear()?];
     let mut tour =
         Tour { devices, rows: Vec::new(), failure: None, elapsed: Duration::ZERO, uncaptured: 0 };
     let mut before = Traffic::of(&node.ctx)?;
-    for row in plan() {
-        let result = lead(&node, far, &mut link, row);
+    for row in plan(far.mtu, far.group.is_some()) {
+        let result = lead(&node, &far, &mut link, row);
         let after = Traffic::of(&node.ctx)?;
         let traffic = after.since(before);
         before = after;
@@ -110,7 +112,7 @@ impl Traffic {
 }
 
 /// One row, in step with [`second::follow`](super::second).
-fn lead(node: &Node, far: Far, link: &mut Link, row: Row) -> Result<Timing, Failure> {
+fn lead(node: &Node, far: &Far, link: &mut Link, row: Row) -> Result<Timing, Failure> {
     link.begin();
     let layout = Layout::new(row);
     let pattern = layout.pattern();
@@ -147,9 +149,27 @@ fn lead(node: &Node, far: Far, link: &mut Link, row: Row) -> Result<Timing, Fail
     }
     link.tell(&keys)?;
     refuse(link.hear()?)?;
+    if row.op == Op::BindMw1 {
+        rebind(node, link, &layout, &windows[0])?;
+    }
     layout.check_target(&node.target, &requests.expected(&pattern))?;
     check_source(&node.source, &pattern)?;
     Ok(timing)
+}
+
+/// Binds a window of type 1 anew, over bytes that the second process then has to write again by the new key.
+fn rebind(
+    node: &Node,
+    link: &mut Link,
+    layout: &Layout,
+    window: &MemoryWindow,
+) -> Result<(), Failure> {
+    let slot = layout.slot(0);
+    node.target.write(slot.start, &layout.untouched()[slot]);
+    node.qp.bind_mw(node.binding(layout, 0, window))?;
+    expect(&link.completion(&node.cq)?, 0, WcOpcode::BindMw)?;
+    link.tell(&window.rkey())?;
+    refuse(link.hear()?)
 }
 
 /// The verdict of the second process: what is wrong, or nothing.
@@ -163,7 +183,7 @@ fn refuse(why: String) -> Result<(), Failure> {
 /// The requests of a row, all prepared, so that making them takes no time of ours.
 struct Requests<'a> {
     node: &'a Node,
-    far: Far,
+    far: &'a Far,
     layout: Layout,
     pieces: Vec<Vec<Sge>>,
     inline: Vec<Vec<u8>>,
@@ -177,7 +197,7 @@ struct Requests<'a> {
 impl<'a> Requests<'a> {
     fn new(
         node: &'a Node,
-        far: Far,
+        far: &'a Far,
         layout: Layout,
         pattern: &[u8],
         windows: &'a [MemoryWindow],
@@ -206,15 +226,17 @@ impl<'a> Requests<'a> {
         // Of an atomic: all work on the first slot.
         let word = self.far.target.at(self.layout.slot(0).start as u64);
         match self.layout.row.op {
-            Op::Send | Op::SendSge => SendWr::send(id, local),
+            Op::Send | Op::SendSge | Op::SendSrq | Op::UcSend => SendWr::send(id, local),
             Op::SendInline => SendWr::send(id, inline(&self.inline[i])),
-            Op::SendImm => SendWr::send(id, local).imm(self.layout.immediate(i)),
+            Op::SendImm | Op::UcSendImm => SendWr::send(id, local).imm(self.layout.immediate(i)),
             Op::SendInv => {
                 SendWr::send(id, local).invalidate(self.keys.get(i).copied().unwrap_or_default())
             }
-            Op::Write | Op::WriteSge => SendWr::write(id, local, there),
+            Op::Write | Op::WriteSge | Op::UcWrite => SendWr::write(id, local, there),
             Op::WriteInline => SendWr::write(id, inline(&self.inline[i]), there),
-            Op::WriteImm => SendWr::write(id, local, there).imm(self.layout.immediate(i)),
+            Op::WriteImm | Op::UcWriteImm => {
+                SendWr::write(id, local, there).imm(self.layout.immediate(i))
+            }
             Op::Read | Op::ReadSge => {
                 let from = self.layout.origin(i).first().map_or(0, |piece| piece.start);
                 SendWr::read(id, local, self.far.source.at(from as u64))
@@ -224,31 +246,107 @@ impl<'a> Requests<'a> {
                 SendWr::compare_swap(id, self.pieces[i][0], word, expect, operand)
             }
             Op::FetchAdd => SendWr::fetch_add(id, self.pieces[i][0], word, self.atomics[i].operand),
-            Op::BindMw => self.node.binding(&self.layout, i, &self.windows[i]),
+            Op::AtomicWrite => SendWr::atomic_write(id, local, there),
+            Op::Flush => {
+                let len = u32::try_from(self.layout.row.size).unwrap_or(u32::MAX);
+                SendWr::flush(id, there, len, Placement::GLOBAL)
+            }
+            Op::FlushAll => SendWr::flush_all(id, self.far.target, Placement::GLOBAL),
+            Op::UdSend | Op::UdMulticast => self.addressed(SendWr::send(id, local)),
+            Op::UdSendImm => self.addressed(SendWr::send(id, local).imm(self.layout.immediate(i))),
+            Op::BindMw | Op::BindMw1 => self.node.binding(&self.layout, i, &self.windows[i]),
             Op::LocalInv => SendWr::local_inv(id, self.windows[i].rkey()),
         }
+    }
+
+    /// A datagram to the second process.
+    fn addressed(&self, wr: SendWr<'a>) -> SendWr<'a> {
+        let far = self.far;
+        let ah = match &far.group {
+            Some((group, _)) if self.layout.row.op == Op::UdMulticast => group,
+            _ => &far.ah,
+        };
+        wr.to(ah, far.ud.qpn, far.ud.qkey)
+    }
+
+    /// Posts some of them.
+    fn post(&self, range: Range<usize>) -> Result<(), Failure> {
+        let (node, row) = (self.node, self.layout.row);
+        match row.op {
+            op if op.is_flush() => node.qp.post_send(range.flat_map(|i| {
+                let there = self.far.target.at(self.layout.slot(i).start as u64);
+                let write = SendWr::write(i as u64, &self.pieces[i][..], there);
+                [write.unsignaled(), self.request(i)]
+            }))?,
+            Op::SendSrq => {
+                for i in range {
+                    node.carrier(row, i).post_send(self.request(i))?;
+                }
+            }
+            Op::BindMw1 => {
+                for i in range {
+                    node.qp.bind_mw(self.request(i))?;
+                }
+            }
+            _ => node.carrier(row, 0).post_send(range.map(|i| self.request(i)))?,
+        }
+        Ok(())
+    }
+
+    /// Waits for the completions of some of them: in order, on each queue pair.
+    fn complete(&self, link: &mut Link, range: Range<usize>) -> Result<(), Failure> {
+        let (node, row) = (self.node, self.layout.row);
+        let mut left = range.collect::<VecDeque<_>>();
+        while !left.is_empty() {
+            let wc = link.completion(&node.cq)?;
+            let is_next = |&&i: &&usize| node.carrier(row, i).number() == wc.qpn;
+            let Some(i) = left.iter().find(is_next).copied() else {
+                return Err(Failure::new("a request of another queue pair completed"));
+            };
+            left.retain(|&other| other != i);
+            self.check(&wc, i)?;
+        }
+        Ok(())
+    }
+
+    /// Waits until the second process has taken what was sent unreliably, or it is lost: whatever is sent after
+    /// it on a reliable connection comes after it, so when that is acknowledged, this has come.
+    fn settle(&self, link: &mut Link) -> Result<(), Failure> {
+        if !self.layout.row.op.is_unreliable() {
+            return Ok(());
+        }
+        self.node.qp.post_send(SendWr::write(0, (), self.far.target))?;
+        expect(&link.completion(&self.node.cq)?, 0, WcOpcode::Write)
     }
 
     /// Makes all of them: first one by one, then the rest together.
     fn make(&self, link: &mut Link) -> Result<Timing, Failure> {
         let row = self.layout.row;
+        if row.op.is_datagram() {
+            // It must not arrive: the first receive is for the first request.
+            let (ud, wr) = (&self.far.ud, SendWr::send(0, ()).unsignaled());
+            self.node.ud.post_send(wr.to(&self.far.ah, ud.qpn, ud.qkey ^ 1))?;
+        }
         let mut times = Vec::with_capacity(row.singles());
         for i in 0..row.singles() {
             let began = now();
-            self.node.qp.post_send(self.request(i))?;
+            self.post(i..i + 1)?;
             let wc = link.completion(&self.node.cq)?;
             times.push(now() - began);
             self.check(&wc, i)?;
+            self.settle(link)?;
         }
         times.sort_unstable();
         let p50 = times.get(times.len() / 2).copied().unwrap_or_default();
-        let rest = row.singles()..row.requests();
-        let bytes = rest.len() * row.size;
+        let bytes = row.burst() * row.size;
         let began = now();
-        self.node.qp.post_send(rest.clone().map(|i| self.request(i)))?;
-        for i in rest {
-            let wc = link.completion(&self.node.cq)?;
-            self.check(&wc, i)?;
+        let mut at = row.singles();
+        while at < row.requests() {
+            let lot = at..row.requests().min(at.saturating_add(row.in_flight()));
+            at = lot.end;
+            self.post(lot.clone())?;
+            self.complete(link, lot)?;
+            self.settle(link)?;
         }
         Ok(Timing { p50, goodput: rate(bytes, began) })
     }
@@ -257,13 +355,16 @@ impl<'a> Requests<'a> {
     fn check(&self, wc: &WorkCompletion, i: usize) -> Result<(), Failure> {
         let op = self.layout.row.op;
         let opcode = match op {
-            Op::Send | Op::SendInline | Op::SendSge | Op::SendImm | Op::SendInv => WcOpcode::Send,
-            Op::Write | Op::WriteInline | Op::WriteSge | Op::WriteImm => WcOpcode::Write,
+            Op::Write | Op::WriteInline | Op::WriteSge => WcOpcode::Write,
+            Op::WriteImm | Op::UcWrite | Op::UcWriteImm => WcOpcode::Write,
             Op::Read | Op::ReadSge => WcOpcode::Read,
             Op::CompareSwap => WcOpcode::CompSwap,
             Op::FetchAdd => WcOpcode::FetchAdd,
-            Op::BindMw => WcOpcode::BindMw,
+            Op::AtomicWrite => WcOpcode::AtomicWrite,
+            Op::Flush | Op::FlushAll => WcOpcode::Flush,
+            Op::BindMw | Op::BindMw1 => WcOpcode::BindMw,
             Op::LocalInv => WcOpcode::LocalInv,
+            _ => WcOpcode::Send,
         };
         expect(wc, i, opcode)?;
         let comes_back = matches!(opcode, WcOpcode::Read | WcOpcode::CompSwap | WcOpcode::FetchAdd);
@@ -277,7 +378,7 @@ impl<'a> Requests<'a> {
     /// What has to be in our target now.
     fn expected(&self, pattern: &[u8]) -> Vec<u8> {
         match self.layout.row.op {
-            Op::Read | Op::ReadSge | Op::BindMw => self.layout.delivered(pattern),
+            Op::Read | Op::ReadSge | Op::BindMw | Op::BindMw1 => self.layout.delivered(pattern),
             op if op.is_atomic() => self.layout.values(self.atomics.iter().map(|a| a.before)),
             _ => self.layout.untouched(),
         }

@@ -20,6 +20,8 @@ const GAP: usize = 64;
 const STEP: usize = 13;
 /// Longest inline message.
 pub(super) const INLINE: u32 = 64;
+/// Bytes of the header in front of a datagram that arrived.
+pub(super) const GRH: usize = 40;
 
 /// The memory of a row.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +46,8 @@ pub(super) struct Atomic {
 impl Layout {
     pub(super) const fn new(row: Row) -> Self {
         // A slot may begin up to 7 bytes late.
-        Self { row, stride: row.size.next_multiple_of(8) + GAP + 8 }
+        let stride = row.size.next_multiple_of(8) + GAP + 8;
+        Self { row, stride: stride + if row.op.is_datagram() { GRH } else { 0 } }
     }
 
     /// Bytes of the target that the row uses.
@@ -82,9 +85,16 @@ impl Layout {
 
     /// The slot of request `i` in the target.
     pub(super) fn slot(&self, i: usize) -> Range<usize> {
-        let late = if self.row.op.is_atomic() { 0 } else { i % 8 };
-        let start = GAP + i * self.stride + late;
+        let late = if self.row.op.is_aligned() { 0 } else { i % 8 };
+        let front = if self.row.op.is_datagram() { GRH } else { 0 };
+        let start = GAP + i * self.stride + late + front;
         start..start + self.row.size
+    }
+
+    /// Where the header of datagram `i` goes.
+    pub(super) fn header(&self, i: usize) -> Range<usize> {
+        let start = self.slot(i).start;
+        start - GRH..start
     }
 
     /// Where request `i` takes its bytes from in the source, in the order of the message.
@@ -143,10 +153,19 @@ impl Layout {
 
     /// What the target has to hold when all requests have delivered their messages.
     pub(super) fn delivered(&self, pattern: &[u8]) -> Vec<u8> {
+        self.delivered_as(pattern, 0..self.row.requests())
+    }
+
+    /// The same where the receives were not taken in the order of the requests: `order` is the request of each.
+    pub(super) fn delivered_as(
+        &self,
+        pattern: &[u8],
+        order: impl IntoIterator<Item = usize>,
+    ) -> Vec<u8> {
         let mut all = self.untouched();
-        for i in 0..self.row.requests() {
+        for (receive, i) in order.into_iter().enumerate() {
             let mut message = &self.message(pattern, i)[..];
-            for piece in self.landing(i) {
+            for piece in self.landing(receive) {
                 let (bytes, rest) = message.split_at(piece.len());
                 all[piece].copy_from_slice(bytes);
                 message = rest;
@@ -178,12 +197,25 @@ impl Layout {
         self.compare(expected, |at, bytes| target.read(at, bytes))
     }
 
+    /// How many slots lack all or a part of their message and hold nothing else: packets did not come.
+    pub(super) fn lost(&self, target: &MemoryRegion, expected: &[u8]) -> usize {
+        let slots = (0..self.row.requests()).map(|i| self.slot(i));
+        let lacks = |slot: &Range<usize>| {
+            let (found, wanted) = (target.to_vec(slot.clone()), &expected[slot.clone()]);
+            found != wanted && found.iter().zip(wanted).all(|(f, w)| f == w || *f == CANARY)
+        };
+        slots.filter(lacks).count()
+    }
+
     fn compare(&self, expected: &[u8], read: impl FnMut(usize, &mut [u8])) -> Result<(), Failure> {
         let Some((at, found)) = difference(expected, read) else { return Ok(()) };
         let i = at.saturating_sub(GAP) / self.stride;
         let slot = self.slot(i);
         let place = match at {
             at if slot.contains(&at) => format!("byte {} of message {i}", at - slot.start),
+            at if self.row.op.is_datagram() && self.header(i).contains(&at) => {
+                format!("byte {} of the header of message {i}", at - self.header(i).start)
+            }
             at if at < slot.start => format!("{} bytes in front of message {i}", slot.start - at),
             at => format!("{} bytes behind the end of message {i}", at - slot.end),
         };
@@ -227,6 +259,7 @@ fn difference(expected: &[u8], mut read: impl FnMut(usize, &mut [u8])) -> Option
 mod tests {
     use super::*;
     use crate::tour::plan::plan;
+    use softroce::prelude::Mtu;
 
     /// Reads from a copy.
     fn of(memory: &[u8]) -> impl FnMut(usize, &mut [u8]) {
@@ -235,13 +268,17 @@ mod tests {
 
     #[test]
     fn pieces_cover_the_message_and_slots_keep_apart() {
-        for row in plan() {
+        for row in plan(Mtu::B4096, true) {
             let l = Layout::new(row);
             for i in 0..row.requests() {
                 for pieces in [l.origin(i), l.landing(i)] {
                     assert_eq!(pieces.iter().map(Range::len).sum::<usize>(), row.size, "{row}");
                 }
                 assert!(l.slot(i).end + GAP <= l.slot(i + 1).start, "{row}");
+                if row.op.is_datagram() {
+                    let from = if i == 0 { 0 } else { l.slot(i - 1).end };
+                    assert!(from + GAP <= l.header(i).start, "{row}");
+                }
                 assert!(l.landing(i).iter().all(|p| p.end <= l.target_len()), "{row}");
                 assert!(l.origin(i).iter().all(|p| p.end <= l.source_len()), "{row}");
             }
@@ -295,6 +332,17 @@ mod tests {
         let Failure(why) = l.compare(&expected, of(&l.untouched())).unwrap_err();
         let first = pattern[0];
         assert_eq!(why, format!("byte 0 of message 0 is 0xc5 and should be {first:#04x}"));
+    }
+
+    #[test]
+    fn receives_taken_in_another_order() {
+        let l = Layout::new(Row { op: Op::SendSrq, size: 64 });
+        let pattern = l.pattern();
+        let n = l.row.requests();
+        assert_eq!(l.delivered_as(&pattern, 0..n), l.delivered(&pattern));
+        let turned = l.delivered_as(&pattern, (0..n).rev());
+        assert_eq!(turned[l.slot(0)], l.message(&pattern, n - 1));
+        assert_eq!(turned[l.slot(n - 1)], l.message(&pattern, 0));
     }
 
     #[test]

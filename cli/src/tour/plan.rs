@@ -2,6 +2,8 @@
 
 use std::fmt;
 
+use softroce::prelude::Mtu;
+
 /// An operation of the tour.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Op {
@@ -18,7 +20,24 @@ pub(super) enum Op {
     ReadSge,
     CompareSwap,
     FetchAdd,
+    AtomicWrite,
+    /// A WRITE, and a FLUSH of what it wrote.
+    Flush,
+    /// A WRITE, and a FLUSH of the whole region.
+    FlushAll,
+    /// SENDs on several connections, to one shared receive queue.
+    SendSrq,
+    UcSend,
+    UcSendImm,
+    UcWrite,
+    UcWriteImm,
+    UdSend,
+    UdSendImm,
+    /// Datagrams to a multicast group.
+    UdMulticast,
     BindMw,
+    /// Windows of type 1. Afterwards one of them is bound again, and its old key is denied.
+    BindMw1,
     /// The last one: it ends with a request that is denied, after which the queue pair is of no more use.
     LocalInv,
 }
@@ -40,7 +59,19 @@ impl Op {
             Self::ReadSge => "READ into 2 SGEs",
             Self::CompareSwap => "COMPARE & SWAP",
             Self::FetchAdd => "FETCH & ADD",
+            Self::AtomicWrite => "ATOMIC WRITE",
+            Self::Flush => "WRITE + FLUSH range",
+            Self::FlushAll => "WRITE + FLUSH all",
+            Self::SendSrq => "SEND to an SRQ",
+            Self::UcSend => "UC SEND",
+            Self::UcSendImm => "UC SEND with immediate",
+            Self::UcWrite => "UC WRITE",
+            Self::UcWriteImm => "UC WRITE with immediate",
+            Self::UdSend => "UD SEND",
+            Self::UdSendImm => "UD SEND with immediate",
+            Self::UdMulticast => "UD SEND to a group",
             Self::BindMw => "BIND_MW, then WRITE",
+            Self::BindMw1 => "MW type 1, then rebound",
             Self::LocalInv => "LOCAL_INV, then denied",
         }
     }
@@ -55,20 +86,53 @@ impl Op {
                 | Self::SendImm
                 | Self::SendInv
                 | Self::WriteImm
+                | Self::SendSrq
+                | Self::UcSend
+                | Self::UcSendImm
+                | Self::UcWriteImm
+                | Self::UdSend
+                | Self::UdSendImm
+                | Self::UdMulticast
         )
     }
 
+    /// Datagrams: a header stands in front of what arrives.
+    pub(super) const fn is_datagram(self) -> bool {
+        matches!(self, Self::UdSend | Self::UdSendImm | Self::UdMulticast)
+    }
+
+    /// Nobody sends again what is lost.
+    pub(super) const fn is_unreliable(self) -> bool {
+        self.is_datagram()
+            || matches!(self, Self::UcSend | Self::UcSendImm | Self::UcWrite | Self::UcWriteImm)
+    }
+
+    /// Brings its own address and takes a receive all the same.
+    pub(super) const fn is_write_imm(self) -> bool {
+        matches!(self, Self::WriteImm | Self::UcWriteImm)
+    }
+
+    /// Two requests, of which the second completes.
+    pub(super) const fn is_flush(self) -> bool {
+        matches!(self, Self::Flush | Self::FlushAll)
+    }
+
     pub(super) const fn has_immediate(self) -> bool {
-        matches!(self, Self::SendImm | Self::WriteImm)
+        matches!(self, Self::SendImm | Self::UcSendImm | Self::UdSendImm) || self.is_write_imm()
     }
 
     pub(super) const fn is_atomic(self) -> bool {
         matches!(self, Self::CompareSwap | Self::FetchAdd)
     }
 
+    /// Works on aligned words.
+    pub(super) const fn is_aligned(self) -> bool {
+        self.is_atomic() || matches!(self, Self::AtomicWrite)
+    }
+
     /// A request that stays at home: nothing goes over the wire for it.
     pub(super) const fn is_local(self) -> bool {
-        matches!(self, Self::BindMw | Self::LocalInv)
+        matches!(self, Self::BindMw | Self::BindMw1 | Self::LocalInv)
     }
 
     /// Gathers from four pieces of memory.
@@ -92,6 +156,10 @@ pub(super) struct Row {
 
 /// Bytes of all requests of one kind of a row, about.
 const BYTES: usize = 2 << 20;
+/// Bytes that an unreliable row has in flight, unless one message has more: no socket is too small for them.
+const IN_FLIGHT: usize = 32 << 10;
+/// Messages that it has in flight.
+const MESSAGES: usize = 16;
 
 impl Row {
     /// Requests made one by one.
@@ -105,6 +173,14 @@ impl Row {
     /// Requests posted together after that.
     pub(super) fn burst(self) -> usize {
         if self.op.is_local() { 0 } else { (BYTES / self.size.max(1)).clamp(2, 64) }
+    }
+
+    /// Requests that may be on their way together.
+    pub(super) fn in_flight(self) -> usize {
+        match self.op.is_unreliable() {
+            true => (IN_FLIGHT / self.size.max(1)).clamp(1, MESSAGES),
+            false => usize::MAX,
+        }
     }
 
     /// All requests.
@@ -147,8 +223,11 @@ const ODD: usize = (64 << 10) + 3;
 /// Nothing, a byte, a cache line, a packet or less, several packets with an odd rest, many.
 const LADDER: &[usize] = &[0, 1, 64, 1 << 10, 4 << 10, ODD, 1 << 20, 4 << 20];
 
-/// All rows, in order.
-pub(super) fn plan() -> Vec<Row> {
+/// All rows, in order. A datagram is as long as the path MTU allows, at most. Those to a multicast group are
+/// left out unless there is a `group`.
+pub(super) fn plan(mtu: Mtu, group: bool) -> Vec<Row> {
+    let datagrams = &[0, 1, mtu.bytes()];
+    let grouped = if group { &datagrams[..] } else { &[] };
     let table: &[(Op, &[usize])] = &[
         (Op::Send, LADDER),
         (Op::SendInline, &[1, 64]),
@@ -163,7 +242,19 @@ pub(super) fn plan() -> Vec<Row> {
         (Op::ReadSge, &[ODD]),
         (Op::CompareSwap, &[8]),
         (Op::FetchAdd, &[8]),
+        (Op::AtomicWrite, &[8]),
+        (Op::Flush, &[64, 4 << 10]),
+        (Op::FlushAll, &[4 << 10]),
+        (Op::SendSrq, &[0, 64, 1 << 10]),
+        (Op::UcSend, &[0, 1, 64, 4 << 10, ODD]),
+        (Op::UcSendImm, &[0, 4 << 10]),
+        (Op::UcWrite, &[0, 1, 64, 4 << 10, ODD]),
+        (Op::UcWriteImm, &[0, 64, ODD]),
+        (Op::UdSend, datagrams),
+        (Op::UdSendImm, datagrams),
+        (Op::UdMulticast, grouped),
         (Op::BindMw, &[4 << 10]),
+        (Op::BindMw1, &[4 << 10]),
         (Op::LocalInv, &[4 << 10]),
     ];
     table.iter().flat_map(|&(op, sizes)| sizes.iter().map(move |&size| Row { op, size })).collect()
@@ -184,10 +275,12 @@ mod tests {
 
     #[test]
     fn the_last_row_is_the_one_that_breaks_the_queue_pair() {
-        let rows = plan();
+        let rows = plan(Mtu::B4096, true);
         let places: Vec<_> = rows.iter().map(|r| r.op == Op::LocalInv).collect();
         assert_eq!(places.iter().position(|&p| p), Some(rows.len() - 1));
         assert!(rows.iter().all(|r| r.bytes() <= 5 * r.size.max(BYTES) && r.requests() <= 128));
+        let lots = rows.iter().filter(|r| r.op.is_unreliable()).map(|r| r.in_flight());
+        assert!(lots.clone().all(|lot| lot <= MESSAGES) && lots.min() == Some(1));
         assert!(rows.iter().any(|r| r.size == 0) && rows.iter().any(|r| r.size == 4 << 20));
     }
 }

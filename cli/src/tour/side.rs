@@ -1,6 +1,6 @@
 //! What both processes have: a NIC with its objects, and a line to the other process.
 
-use std::net::TcpStream;
+use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::time::Instant;
 
 use softroce::prelude::oob::Wire;
@@ -9,7 +9,7 @@ use softroce::prelude::*;
 use super::Failure;
 use super::child::Second;
 use super::layout::{INLINE, Layout};
-use super::plan::plan;
+use super::plan::{Op, Row, plan};
 
 /// Longest that anything of a row may take.
 pub(super) const LIMIT: Duration = Duration::from_secs(10);
@@ -26,53 +26,128 @@ pub(super) fn now() -> Instant {
     Instant::now()
 }
 
+/// Connections that share a receive queue.
+pub(super) const SHARERS: usize = 4;
+/// Fewer receives than this in the shared queue raise its event.
+pub(super) const LOW: u32 = 8;
+
+/// The multicast group, of local scope (RFC 2365). Other tours on this machine use it as well: their datagrams
+/// have other Q_Keys.
+const GROUP: IpAddr = IpAddr::V4(Ipv4Addr::new(239, 255, 47, 91));
+
 /// A NIC, and all that the rows need on it.
 #[derive(Debug)]
 pub(super) struct Node {
     pub(super) ctx: Context,
     pub(super) pd: ProtectionDomain,
     pub(super) cq: CompletionQueue,
+    /// A reliable connection, for most rows.
     pub(super) qp: QueuePair,
+    /// One for a request that is denied, after which it is of no more use.
+    pub(super) spare: QueuePair,
+    pub(super) uc: QueuePair,
+    pub(super) ud: QueuePair,
+    /// Reliable connections that take their receives from `srq`.
+    pub(super) sharers: Vec<QueuePair>,
+    pub(super) srq: SharedReceiveQueue,
     /// Where messages come from.
     pub(super) source: MemoryRegion,
     /// Where they go to.
     pub(super) target: MemoryRegion,
 }
 
-/// The other side's memory.
-#[derive(Clone, Copy, Debug)]
+/// The other side.
+#[derive(Debug)]
 pub(super) struct Far {
     pub(super) source: RemoteMr,
     pub(super) target: RemoteMr,
+    /// Its datagram queue pair, and the way to it.
+    pub(super) ud: QpEndpoint,
+    pub(super) ah: AddressHandle,
+    /// The way to the group that the second process is in, and its address.
+    pub(super) group: Option<(AddressHandle, IpAddr)>,
+    /// The path MTU.
+    pub(super) mtu: Mtu,
 }
 
 impl Node {
     /// Opens a device and makes everything on it.
     pub(super) fn open(device: &str) -> Result<Self, Failure> {
         let ctx = Context::open(device)?;
-        let layouts = || plan().into_iter().map(Layout::new);
+        let layouts = || plan(Mtu::B4096, true).into_iter().map(Layout::new);
         let requests = layouts().map(|l| l.row.requests()).max().unwrap_or(0);
         let depth = u32::try_from(requests)?;
         let source = layouts().map(|l| l.source_len()).max().unwrap_or(1);
         let target = layouts().map(|l| l.target_len()).max().unwrap_or(1);
         let (pd, cq) = (ctx.alloc_pd()?, ctx.create_cq(2 * depth)?);
-        let cap = QpCap { send_wr: depth, recv_wr: depth, inline: INLINE, ..QpCap::default() };
-        let qp = pd.create_qp(QpType::Rc, &cq).cap(cap).build()?;
+        // A FLUSH has a WRITE in front.
+        let cap = QpCap { send_wr: 2 * depth, recv_wr: depth, inline: INLINE, ..QpCap::default() };
+        let make = |kind| pd.create_qp(kind, &cq).cap(cap).build();
+        let (qp, spare) = (make(QpType::Rc)?, make(QpType::Rc)?);
+        let (uc, ud) = (make(QpType::Uc)?, make(QpType::Ud)?);
+        // Each process has a Q_Key of its own. The highest bit would make it a controlled one.
+        ud.activate(std::process::id() & 0x7fff_ffff)?;
+        let srq = pd.create_srq(depth, 1)?;
+        let sharers =
+            (0..SHARERS).map(|_| pd.create_qp(QpType::Rc, &cq).cap(cap).srq(&srq).build());
+        let sharers = sharers.collect::<Result<_>>()?;
         let source = pd.alloc_mr(source, Access::LOCAL | Access::REMOTE_READ)?;
-        let target = pd.alloc_mr(target, Access::REMOTE | Access::MW_BIND)?;
-        Ok(Self { ctx, pd, cq, qp, source, target })
+        let target =
+            pd.alloc_mr(target, Access::REMOTE | Access::MW_BIND | Access::FLUSH_GLOBAL)?;
+        Ok(Self { ctx, pd, cq, qp, spare, uc, ud, sharers, srq, source, target })
     }
 
     /// Connects to the other side's node.
-    pub(super) fn connect(&self, link: &mut Link) -> Result<Far, Failure> {
-        let ours = (self.qp.endpoint(), self.source.remote(), self.target.remote());
-        link.tell(&ours)?;
-        let (endpoint, source, target) = link.hear()?;
-        self.qp.connect(&endpoint)?;
+    pub(super) fn connect(&self, link: &mut Link, is_second: bool) -> Result<Far, Failure> {
+        let all = || self.connections().chain([&self.ud]);
+        let ours = all().map(QueuePair::endpoint).collect::<Vec<_>>();
+        link.tell(&(ours, self.source.remote(), self.target.remote()))?;
+        let (theirs, source, target): (Vec<QpEndpoint>, _, _) = link.hear()?;
+        let (Some(&ud), true) = (theirs.last(), theirs.len() == all().count()) else {
+            return Err(Failure::new("the other process is of another version"));
+        };
+        for (qp, endpoint) in self.connections().zip(&theirs) {
+            qp.connect(endpoint)?;
+        }
+        let ah = self.pd.create_ah(&ud.ah())?;
+        let group = self.meet(link, is_second)?;
         // Both are ready.
         link.tell(&())?;
         link.hear::<()>()?;
-        Ok(Far { source, target })
+        Ok(Far { source, target, ud, ah, group, mtu: ud.mtu.min(self.ud.endpoint().mtu) })
+    }
+
+    /// The second process joins a multicast group, where both addresses are such of the loopback interface of
+    /// IPv4 and the system lets it.
+    fn meet(
+        &self,
+        link: &mut Link,
+        is_second: bool,
+    ) -> Result<Option<(AddressHandle, IpAddr)>, Failure> {
+        let ours = self.ud.endpoint().gid.ip();
+        let loopback = ours.is_some_and(|ip| ip.is_ipv4() && ip.is_loopback());
+        let can = loopback && (!is_second || self.ud.attach_mcast(Gid::from(GROUP)).is_ok());
+        link.tell(&u8::from(can))?;
+        if link.hear::<u8>()? == 0 || !can {
+            return Ok(None);
+        }
+        let to = AhAttr { dgid: Gid::from(GROUP), ..AhAttr::default() };
+        Ok(Some((self.pd.create_ah(&to)?, GROUP)))
+    }
+
+    /// All queue pairs that have a peer.
+    fn connections(&self) -> impl Iterator<Item = &QueuePair> {
+        [&self.qp, &self.spare, &self.uc].into_iter().chain(&self.sharers)
+    }
+
+    /// The queue pair of request `i` of a row.
+    pub(super) fn carrier(&self, row: Row, i: usize) -> &QueuePair {
+        match row.op {
+            Op::UcSend | Op::UcSendImm | Op::UcWrite | Op::UcWriteImm => &self.uc,
+            op if op.is_datagram() => &self.ud,
+            Op::SendSrq => &self.sharers[i % SHARERS],
+            _ => &self.qp,
+        }
     }
 
     /// Its name for people: device, address, process.
@@ -97,12 +172,14 @@ impl Node {
 
     /// The pieces of the target that the bytes of request `i` go to.
     pub(super) fn scatter(&self, layout: &Layout, i: usize) -> Vec<Sge> {
-        layout.landing(i).into_iter().map(|piece| self.target.sge(piece)).collect()
+        let header = layout.row.op.is_datagram().then(|| layout.header(i));
+        header.into_iter().chain(layout.landing(i)).map(|piece| self.target.sge(piece)).collect()
     }
 
     /// As many windows as the row has requests, not bound yet.
     pub(super) fn windows(&self, layout: &Layout) -> Result<Vec<MemoryWindow>, Failure> {
-        let all = (0..layout.row.requests()).map(|_| self.pd.alloc_mw(MwType::Type2));
+        let kind = if layout.row.op == Op::BindMw1 { MwType::Type1 } else { MwType::Type2 };
+        let all = (0..layout.row.requests()).map(|_| self.pd.alloc_mw(kind));
         Ok(all.collect::<Result<_>>()?)
     }
 
