@@ -34,6 +34,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
             "engine::QpFace",
             "engine::QpHandle",
             "engine::QpInit",
+            "engine::SrqAttr",
             "engine::cc",
             "engine::cause",
             "engine::errno",
@@ -44,6 +45,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ),
     // The list of devices, and what opening one puts together.
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
+    ("verbs::device", &["engine::EngineConfig", "engine::config::MAX_PKEYS"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause", "engine::config::MAX_PKEYS"]),
     // A user of the simulation like any other, who knows what packets mean.
