@@ -60,7 +60,7 @@ fn main() {
             save(&files, &name.replace('.', "-"), &bytes);
         }
     }
-    for (name, script) in scripts() {
+    for (name, script) in scripts().into_iter().chain(scripts_of_all_types()) {
         save(&inputs, &format!("script-{name}"), &script.bytes);
     }
     for (name, input) in endpoints() {
@@ -387,6 +387,13 @@ fn scripts() -> Vec<(&'static str, Script)> {
                 .request(0x01, 0, &[], 1024)
                 .request(0x02, 0, &[], 1000),
         ),
+    ]
+}
+
+/// What other queue pairs receive than the first one, and what came to it later.
+fn scripts_of_all_types() -> Vec<(&'static str, Script)> {
+    let start = Script::default;
+    vec![
         (
             "atomic-writes-and-flushes",
             start()

@@ -162,7 +162,8 @@ impl Program {
     }
 
     fn call(&mut self, b: &mut Bytes<'_>) {
-        match b.byte() % 32 {
+        let op = b.byte() % 32;
+        match op {
             0 => {
                 let Some(host) = b.one(&self.hosts) else { return };
                 let pd = host.alloc_pd();
@@ -170,48 +171,9 @@ impl Program {
                 keep(&mut self.pds, pd);
             }
             1 => self.create_cq(b),
-            2 => {
-                let Some(pd) = b.one(&self.pds) else { return };
-                let len = b.pick(&[4096, 1, 8, 100, 65_536, 0, usize::MAX]);
-                let shown = Access::REMOTE | Access::MW_BIND | Access::FLUSH_GLOBAL;
-                let access = match b.byte() {
-                    0 => shown,
-                    1 => Access::LOCAL,
-                    2 => shown | Access::ZERO_BASED,
-                    bits => Access::from_bits_retain(u32::from(bits) << 2),
-                };
-                let mr = pd.alloc_mr(len, access);
-                let mr = self.check(mr, &[EINVAL, ENOMEM]);
-                keep(&mut self.mrs, mr);
-            }
-            3 => {
-                let Some(pd) = b.one(&self.pds) else { return };
-                let mw = pd.alloc_mw(b.pick(&[MwType::Type1, MwType::Type2]));
-                let mw = self.check(mw, &[ENOMEM]);
-                keep(&mut self.mws, mw);
-            }
-            4 => {
-                let Some(pd) = b.one(&self.pds) else { return };
-                let srq = pd.create_srq(size(b), u32::from(b.pick(&[4u8, 0, 1, 32, 33])));
-                let srq = self.check(srq, &[EINVAL]);
-                keep(&mut self.srqs, srq);
-            }
+            2..=4 => self.create(b, op),
             5 | 6 => self.create_qp(b),
-            7 => {
-                let Some(pd) = b.one(&self.pds) else { return };
-                let ah = pd.create_ah(&address(b));
-                let ah = self.check(ah, &[EINVAL]);
-                keep(&mut self.ahs, ah);
-            }
-            8 => {
-                let Some(pd) = b.one(&self.pds) else { return };
-                let pool = pd.pool(usize::from(b.byte()), b.below(20));
-                let pool = self.check(pool, &[EINVAL, ENOMEM]);
-                if let Some(buf) = pool.as_ref().and_then(Pool::try_get) {
-                    drop(buf);
-                }
-                keep(&mut self.pools, pool);
-            }
+            7 | 8 => self.create(b, op),
             9..=11 => self.connect(b),
             12 => {
                 let Some(qp) = b.one(&self.qps) else { return };
@@ -265,6 +227,53 @@ impl Program {
             }
             29 => self.ask(b),
             _ => self.drop_one(b),
+        }
+    }
+
+    /// Something in a protection domain.
+    fn create(&mut self, b: &mut Bytes<'_>, op: u8) {
+        match op {
+            2 => {
+                let Some(pd) = b.one(&self.pds) else { return };
+                let len = b.pick(&[4096, 1, 8, 100, 65_536, 0, usize::MAX]);
+                let shown = Access::REMOTE | Access::MW_BIND | Access::FLUSH_GLOBAL;
+                let access = match b.byte() {
+                    0 => shown,
+                    1 => Access::LOCAL,
+                    2 => shown | Access::ZERO_BASED,
+                    bits => Access::from_bits_retain(u32::from(bits) << 2),
+                };
+                let mr = pd.alloc_mr(len, access);
+                let mr = self.check(mr, &[EINVAL, ENOMEM]);
+                keep(&mut self.mrs, mr);
+            }
+            3 => {
+                let Some(pd) = b.one(&self.pds) else { return };
+                let mw = pd.alloc_mw(b.pick(&[MwType::Type1, MwType::Type2]));
+                let mw = self.check(mw, &[ENOMEM]);
+                keep(&mut self.mws, mw);
+            }
+            4 => {
+                let Some(pd) = b.one(&self.pds) else { return };
+                let srq = pd.create_srq(size(b), u32::from(b.pick(&[4u8, 0, 1, 32, 33])));
+                let srq = self.check(srq, &[EINVAL]);
+                keep(&mut self.srqs, srq);
+            }
+            7 => {
+                let Some(pd) = b.one(&self.pds) else { return };
+                let ah = pd.create_ah(&address(b));
+                let ah = self.check(ah, &[EINVAL]);
+                keep(&mut self.ahs, ah);
+            }
+            _ => {
+                let Some(pd) = b.one(&self.pds) else { return };
+                let pool = pd.pool(usize::from(b.byte()), b.below(20));
+                let pool = self.check(pool, &[EINVAL, ENOMEM]);
+                if let Some(buf) = pool.as_ref().and_then(Pool::try_get) {
+                    drop(buf);
+                }
+                keep(&mut self.pools, pool);
+            }
         }
     }
 
