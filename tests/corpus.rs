@@ -11,7 +11,7 @@ mod fuzz;
 use std::fs;
 use std::path::Path;
 
-use fuzz::{capture_read, engine_input, packet_parse};
+use fuzz::{api_calls, capture_read, endpoint_parse, engine_input, engine_sequences, packet_parse};
 use softroce::internals::engine::Counter;
 
 /// All files of a target, smallest name first.
@@ -56,6 +56,31 @@ fn captures() {
 }
 
 #[test]
+fn endpoints() {
+    let reached = replay("endpoint_parse", endpoint_parse::run);
+    assert!(reached.iter().filter(|r| r.text).count() >= 3);
+    assert!(reached.iter().filter(|r| r.message).count() >= 8);
+    assert!(reached.iter().any(|r| r.endpoint));
+    assert!(reached.iter().any(|r| !r.text && !r.message));
+}
+
+#[test]
+fn programs() {
+    let reached = replay("api_calls", api_calls::run);
+    let sum = |of: fn(&api_calls::Reached) -> u32| reached.iter().map(of).sum::<u32>();
+    assert!(sum(|r| r.accepted) >= 80 && sum(|r| r.refused) >= 10, "{reached:?}");
+    assert!(sum(|r| r.succeeded) >= 20 && sum(|r| r.failed) >= 1, "{reached:?}");
+}
+
+#[test]
+fn sequences() {
+    let reached = replay("engine_sequences", engine_sequences::run);
+    let sum = |of: fn(&engine_sequences::Reached) -> u32| reached.iter().map(of).sum::<u32>();
+    assert!(sum(|r| r.succeeded) >= 200 && sum(|r| r.failed) >= 5, "{reached:?}");
+    assert!(sum(|r| r.flushed) >= 20 && sum(|r| r.faults) >= 50, "{reached:?}");
+}
+
+#[test]
 fn datagrams() {
     let counted = replay("engine_input", engine_input::run);
     let sum = |c| counted.iter().map(|counters| counters.get(c)).sum::<u64>();
@@ -64,30 +89,40 @@ fn datagrams() {
 }
 
 /// What datagrams can lead to, each for a reason of its own.
-const REACHED: [Counter; 37] = [
+const REACHED: [Counter; 50] = [
     Counter::CompleterRetryErr,
     Counter::DropAddress,
     Counter::DropDuplicate,
     Counter::DropGhostResponse,
     Counter::DropMalformed,
     Counter::DropNoQp,
+    Counter::DropRefused,
+    Counter::DropRemainder,
     Counter::DropRequestAhead,
     Counter::DropResponse,
     Counter::DropState,
+    Counter::DropTransport,
     Counter::DropUnknownOpcode,
     Counter::DropUnsentResponse,
     Counter::DropUnsupported,
     Counter::DropVersion,
     Counter::DuplicateAtomic,
+    Counter::DuplicateAtomicWrite,
+    Counter::DuplicateFlush,
     Counter::DuplicateRead,
+    Counter::DuplicateRequest,
     Counter::DuplicateSend,
     Counter::DuplicateWrite,
     Counter::IcrcInferred,
     Counter::IcrcRecovered,
     Counter::ImpliedNakSeqErr,
     Counter::LocalAckTimeoutErr,
+    Counter::MessagesGivenUp,
     Counter::NpEcnMarkedRocePackets,
+    Counter::OutOfBuffer,
     Counter::OutOfSeqRequest,
+    Counter::OutOfSequence,
+    Counter::QkeyViolCntr,
     Counter::RcvdRnrErr,
     Counter::RcvdSeqErr,
     Counter::RdmaRecvs,
@@ -99,14 +134,26 @@ const REACHED: [Counter; 37] = [
     Counter::RetryExceededErr,
     Counter::RetryRnrExceededErr,
     Counter::RxAtomicRequests,
+    Counter::RxAtomicWriteRequests,
+    Counter::RxFlushRequests,
     Counter::RxIcrcEncapsulated,
     Counter::RxReadRequests,
     Counter::RxWriteRequests,
+    Counter::SendRnrErr,
+];
+
+const TARGETS: [&str; 6] = [
+    "api_calls",
+    "capture_read",
+    "endpoint_parse",
+    "engine_input",
+    "engine_sequences",
+    "packet_parse",
 ];
 
 #[test]
 fn they_stay_small() {
-    let files = ["packet_parse", "capture_read", "engine_input"].map(corpus).concat();
+    let files = TARGETS.map(corpus).concat();
     let bytes: usize = files.iter().map(|(_, bytes)| bytes.len()).sum();
-    assert!(bytes < 300_000, "{bytes} bytes in {} files", files.len());
+    assert!(bytes < 320_000, "{bytes} bytes in {} files", files.len());
 }

@@ -204,6 +204,10 @@ impl Wire for QpEndpoint {
         }
         let mut gid = [0; 16];
         gid.copy_from_slice(take(b, 16)?);
+        // As in text: nobody is there, and nothing that is printed could be read again.
+        if gid == [0; 16] {
+            return Err(bad("the peer's address is zero"));
+        }
         let (qpn, psn, qkey): (u32, u32, u32) = Wire::decode(b)?;
         let (lid, mtu, rd_atomic): (u16, u8, u8) = Wire::decode(b)?;
         let rx_buffer = u32::decode(b)?;
@@ -233,6 +237,16 @@ mod tests {
         let mut out = Vec::new();
         RemoteMr { addr: 1, len: 2, rkey: 3 }.encode(&mut out);
         assert_eq!(out.len(), 20);
+    }
+
+    #[test]
+    fn an_endpoint_without_an_address_is_refused_as_in_text() {
+        let mut out = Vec::new();
+        QpEndpoint { gid: Gid::default(), ..endpoint() }.encode(&mut out);
+        let e = QpEndpoint::decode(&mut &out[..]).unwrap_err();
+        assert_eq!(e.errno(), Some(22));
+        assert!(e.to_string().contains("the peer's address is zero"), "{e}");
+        assert!("[::]/11/22".parse::<QpEndpoint>().is_err());
     }
 
     #[test]
