@@ -1,7 +1,7 @@
 //! The swarm: random programs on random networks, each from a seed, held against a reference model.
 //!
 //! A seed becomes a [`Plan`]: hosts and cables, connections and their attributes, requests, and a schedule of
-//! faults. [`run`] carries it out through the verbs on a [`Sim`](crate::sim::Sim) and asks at every turn whether
+//! faults. [`run()`] carries it out through the verbs on a [`Sim`](crate::sim::Sim) and asks at every turn whether
 //! what it sees may be. When the faults are over, everything must come to its end within the time that the
 //! timeouts give.
 //!
