@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
-use super::event::AsyncEvent;
+use super::event::{AsyncEvent, MAX_EVENTS};
 use super::srq::SrqSlot;
 use super::status::WcStatus;
 use super::trace::{NicEvent, Observer};
@@ -16,7 +16,7 @@ use super::window::{WindowId, Windows};
 use crate::mem::{Access, AccessError, DmaSlice, MrTable, PdId};
 use crate::net::PortCaps;
 use crate::queue::{CqProducer, Cqe};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::num::{Qpn, Rkey};
 
 /// A completion queue as the engine sees it.
@@ -50,12 +50,16 @@ pub(crate) struct Common {
     /// A receive completed since the driver last asked.
     pub(crate) received: bool,
     pub(crate) now: Instant,
+    /// What FLUSHes may still write back at this instant, in bytes; and which instant.
+    flush_left: u64,
+    flush_at: Instant,
     /// Who is told of each thing that happens, if anybody is.
     pub(super) observer: Option<Box<dyn Observer>>,
 }
 
-/// Events kept for an application that does not fetch them; older ones win.
-const MAX_EVENTS: usize = 4096;
+/// Bytes that FLUSHes for persistence write back at one instant of the engine's time, all together: a driver reads
+/// its clock once for each pass, so this is what they make a pass longer by, some ten microseconds.
+const FLUSH_BYTES: u64 = 64 << 10;
 
 impl Common {
     pub(crate) fn new(config: EngineConfig, caps: PortCaps, mrs: MrTable) -> Self {
@@ -75,6 +79,8 @@ impl Common {
             overrun: Vec::new(),
             received: false,
             now: Instant::ZERO,
+            flush_left: FLUSH_BYTES,
+            flush_at: Instant::ZERO,
             observer: None,
         }
     }
@@ -122,6 +128,21 @@ impl Common {
         } else {
             self.count(Counter::EventsLost);
         }
+    }
+
+    /// Takes of what may be written back at this instant, at most `want` bytes.
+    pub(crate) fn take_flush_budget(&mut self, want: u64) -> u64 {
+        if self.flush_at != self.now {
+            (self.flush_at, self.flush_left) = (self.now, FLUSH_BYTES);
+        }
+        let bytes = want.min(self.flush_left);
+        self.flush_left -= bytes;
+        bytes
+    }
+
+    /// The instant after that in which the budget was spent.
+    pub(crate) fn next_instant(&self) -> Instant {
+        self.flush_at + Duration::from_nanos(1)
     }
 
     /// Enters a completion queue.

@@ -488,6 +488,16 @@ impl Engine {
         Psn::new(self.random())
     }
 
+    /// Counts asynchronous events that found no place with those who want them.
+    pub fn count_lost_events(&mut self, events: u64) {
+        self.common.counters.add(Counter::EventsLost, events);
+    }
+
+    /// Tells how many packets the port has refused for good since it was opened.
+    pub fn set_send_errors(&mut self, packets: u64) {
+        self.common.counters.set(Counter::SendErr, packets);
+    }
+
     /// Counts packets that the driver threw away because their queue pair is gone.
     pub fn count_dropped(&mut self, packets: u64) {
         self.common.counters.add(Counter::DropDestroyed, packets);

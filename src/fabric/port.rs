@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv6Addr};
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
 
-use super::{Direction, FabricError, HostId, SharedFabric};
+use super::{FabricError, HostId, SharedFabric};
 
 /// The interface of every host: it has one.
 const INTERFACE: &str = "sim0";
@@ -29,6 +29,7 @@ pub struct FabricPort {
     addresses: Vec<PortAddress>,
     stats: PortStats,
     up: Arc<AtomicBool>,
+    mtu: Arc<AtomicU32>,
 }
 
 impl FabricPort {
@@ -38,9 +39,9 @@ impl FabricPort {
     /// If there is no such host.
     pub fn new(fabric: &SharedFabric, host: HostId) -> Result<Self, FabricError> {
         let addresses = fabric.lock().addresses(host)?.iter().copied().map(address).collect();
-        let up = fabric.lock().up_flag(host)?;
+        let (up, mtu) = (fabric.lock().up_flag(host)?, fabric.lock().mtu_of(host)?);
         let fabric = Arc::clone(fabric);
-        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up })
+        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up, mtu })
     }
 
     /// The host whose port this is.
@@ -51,8 +52,6 @@ impl FabricPort {
 
 impl Port for FabricPort {
     fn caps(&self) -> PortCaps {
-        let fabric = self.fabric.lock();
-        let mtu = |direction| fabric.link(self.host, direction).map_or(0, |link| link.mtu);
         PortCaps {
             src_port: SrcPort::Entropy,
             ident: Ident::Chosen,
@@ -60,7 +59,7 @@ impl Port for FabricPort {
             gso_segments_v4: 64,
             gso_segments_v6: 64,
             max_transmit: TxBatch::BYTES,
-            mtu: mtu(Direction::Up).min(mtu(Direction::Down)),
+            mtu: self.mtu(),
             rx_buffer: None,
         }
     }
@@ -115,6 +114,10 @@ impl Port for FabricPort {
     fn health(&self) -> Health {
         // Without the lock: a device may go inside a tap.
         Health { up: self.up.load(Ordering::Relaxed), missing: 0 }
+    }
+
+    fn mtu(&self) -> u32 {
+        self.mtu.load(Ordering::Relaxed)
     }
 
     fn stats(&self) -> PortStats {

@@ -42,12 +42,12 @@ use self::wake::PortFd;
 #[cfg(feature = "unstable-internals")]
 use crate::engine::Counter;
 use crate::engine::cause::Cause;
-use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
+use crate::engine::{Counters, Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
 use crate::mem::PdId;
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
 use crate::queue::RecvQueue;
 use crate::time::{Duration, Instant};
-use crate::wire::num::Gid;
+use crate::wire::num::{Gid, Mtu};
 
 /// Buffers of a pass: each holds what a socket delivers at once.
 const RX_BUFFERS: usize = 8;
@@ -409,9 +409,13 @@ impl Nic {
         });
     }
 
-    /// Counters of the port.
-    pub fn port_stats(&self) -> PortStats {
-        self.with_core(|core, _| core.port.stats())
+    /// Counters of the engine, and those of the port.
+    pub fn counters(&self) -> (Counters, PortStats) {
+        self.with_core(|core, _| {
+            let stats = core.port.stats();
+            core.engine.set_send_errors(stats.send_errors);
+            (core.engine.counters().clone(), stats)
+        })
     }
 
     /// Packets sent and received, as the last pass left them.
@@ -422,7 +426,34 @@ impl Nic {
 
     /// Whether the port can work at present.
     pub fn is_up(&self) -> bool {
-        self.with_core(|core, _| core.is_up())
+        self.with_core(|core, _| {
+            core.look_at_port();
+            core.is_up()
+        })
+    }
+
+    /// Largest path MTU that the port carries at present.
+    pub fn path_mtu(&self) -> Option<Mtu> {
+        self.with_core(|core, _| {
+            core.look_at_port();
+            core.engine.caps().path_mtu()
+        })
+    }
+
+    /// Has the port look at its interfaces: what has become of them is among the events when this returns.
+    pub fn look_at_port(&self) {
+        self.with_core(|core, _| core.look_at_port());
+    }
+
+    /// Somebody will sleep until there is an event. They come from now on whether there are queue pairs or not.
+    ///
+    /// # Errors
+    /// The host gives no thread.
+    pub fn follow_port(self: &Arc<Self>) -> Result<(), Cause> {
+        self.start_thread()?;
+        self.look_at_port();
+        self.hand_over();
+        Ok(())
     }
 
     /// Something was posted: sends it from here if the engine is free, else leaves it to whoever is in it.

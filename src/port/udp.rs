@@ -71,6 +71,8 @@ pub struct UdpPort {
     addresses: Vec<PortAddress>,
     /// Watches the sockets where there are several, or have been, and the monitor.
     epoll: Option<Epoll>,
+    /// What the next endpoint is told apart by.
+    next_token: u64,
     /// Where an interface is not the loopback, which never changes.
     monitor: Option<Monitor>,
     /// Receive calls in a row that brought nothing since the monitor was asked.
@@ -184,7 +186,8 @@ impl UdpPort {
                     .map_err(OpenError::io("choosing the interface of multicast"))?;
             }
             let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
-            endpoints.push(Endpoint { socket, address, class, hops, wanted: 1 });
+            let token = endpoints.len() as u64;
+            endpoints.push(Endpoint { socket, address, token, class, hops, wanted: 1 });
         }
         let segments = |found: Option<usize>| match config.gso {
             GsoPolicy::Off => 1,
@@ -213,6 +216,7 @@ impl UdpPort {
         let health = health(&devices, &endpoints);
         Ok(Self {
             addresses: endpoints.iter().map(|e| e.address.clone()).collect(),
+            next_token: endpoints.len() as u64,
             endpoints,
             epoll,
             monitor,
@@ -237,7 +241,17 @@ impl UdpPort {
         {
             // Sockets of groups stand behind those of addresses.
             self.health = health(&devices, &self.endpoints[..self.addresses.len()]);
-            self.refresh();
+            self.read_mtu();
+        }
+    }
+
+    fn read_mtu(&mut self) {
+        let mtus = self
+            .endpoints
+            .iter()
+            .filter_map(|e| sys::interface_mtu(e.socket.as_fd(), &e.address.interface).ok());
+        if let Some(mtu) = mtus.min() {
+            self.caps.mtu = mtu;
         }
     }
 
@@ -249,7 +263,7 @@ impl UdpPort {
         bind(&socket, &group, self.config.port)?;
         join(&socket, &group).map_err(OpenError::io("joining a multicast group"))?;
         let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
-        Ok(Endpoint { socket, address: group, class, hops, wanted: 1 })
+        Ok(Endpoint { socket, address: group, token: self.next_token, class, hops, wanted: 1 })
     }
 
     /// Takes an endpoint up, and watches it with all others.
@@ -258,23 +272,25 @@ impl UdpPort {
             self.epoll = Some(watch(&self.endpoints, self.monitor.as_ref())?);
         }
         if let Some(epoll) = &self.epoll {
-            let data = self.endpoints.len() as u64;
-            epoll.add(&endpoint.socket, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+            epoll.add(&endpoint.socket, EpollEvent::new(EpollFlags::EPOLLIN, endpoint.token))?;
         }
+        self.next_token += 1;
         self.endpoints.push(endpoint);
         Ok(())
     }
 
-    /// Drops the endpoint at `at`, which is a group's; the last one takes its place.
+    /// Drops the endpoint at `at`, which is a group's; the last one takes its place. What was counted at its
+    /// socket stays counted.
     fn drop_endpoint(&mut self, at: usize) -> io::Result<()> {
         let gone = self.endpoints.swap_remove(at);
-        let Some(epoll) = &self.epoll else { return Ok(()) };
-        epoll.delete(&gone.socket)?;
-        if let Some(moved) = self.endpoints.get(at) {
-            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, at as u64);
-            epoll.modify(&moved.socket, &mut event)?;
-        }
-        Ok(())
+        self.stats.overruns += u64::from(sys::drops(gone.socket.as_fd()).unwrap_or(0));
+        // Closing the socket takes it off the list as well, unless a child of this process has it open.
+        self.epoll.as_ref().map_or(Ok(()), |epoll| Ok(epoll.delete(&gone.socket)?))
+    }
+
+    /// The endpoint that an event is of. Not known: it is that of the monitor, or of one that is gone.
+    fn endpoint_with(&self, token: u64) -> Option<usize> {
+        self.endpoints.iter().position(|e| e.token == token)
     }
 
     /// One receive call at endpoint `at`.
@@ -362,7 +378,7 @@ impl UdpPort {
     /// Whether `errno` means that a datagram of this send is longer than the interface allows, whose MTU may
     /// have changed.
     fn is_too_long(&mut self, t: &Transmit, errno: i32) -> bool {
-        self.refresh();
+        self.read_mtu();
         let datagram = t.segment_size.map_or(t.len, |size| t.len.min(usize::from(size)));
         let limit = self.caps.mtu.min(u32::from(u16::MAX)) as usize;
         errno == libc::EMSGSIZE || t.len > MAX_TRANSMIT || datagram + t.path.header_len() > limit
@@ -461,9 +477,9 @@ impl Port for UdpPort {
             }
             // The kernel keeps the order in which sockets became ready and puts those that still are at
             // the end, so a busy one does not starve the others.
-            match usize::try_from(event.data()) {
-                Ok(at) if at < self.endpoints.len() => self.receive_from(at, rx)?,
-                _ => noticed = true,
+            match self.endpoint_with(event.data()) {
+                Some(at) => self.receive_from(at, rx)?,
+                None => noticed = true,
             }
         }
         if noticed {
@@ -572,9 +588,14 @@ impl Port for UdpPort {
         self.health
     }
 
+    fn mtu(&self) -> u32 {
+        self.caps.mtu
+    }
+
     fn stats(&self) -> PortStats {
         let overruns = self.endpoints.iter().map(|e| sys::drops(e.socket.as_fd()).unwrap_or(0));
-        PortStats { overruns: overruns.map(u64::from).sum(), ..self.stats }
+        let overruns = self.stats.overruns + overruns.map(u64::from).sum::<u64>();
+        PortStats { overruns, ..self.stats }
     }
 
     fn last_error(&self) -> Option<SendError> {
@@ -582,13 +603,7 @@ impl Port for UdpPort {
     }
 
     fn refresh(&mut self) {
-        let mtus = self
-            .endpoints
-            .iter()
-            .filter_map(|e| sys::interface_mtu(e.socket.as_fd(), &e.address.interface).ok());
-        if let Some(mtu) = mtus.min() {
-            self.caps.mtu = mtu;
-        }
+        self.look_at_interfaces();
     }
 }
 

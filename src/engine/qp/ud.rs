@@ -11,7 +11,7 @@ use super::{Qp, REQUESTS, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
-use crate::engine::status::WcStatus;
+use crate::engine::status::{WcOpcode, WcStatus};
 use crate::mem::AccessError;
 use crate::net::{Path, RxMeta, SrcPort, ud_port};
 use crate::queue::{CqeFlags, SendFlags, SendOp, SendWqe};
@@ -164,7 +164,7 @@ impl Qp {
             imm = immdt.0;
         }
         let needed = u32::try_from(needed).unwrap_or(u32::MAX);
-        self.complete_receive(c, packet, 128, needed, flags, imm);
+        self.complete_receive(c, packet, WcOpcode::Recv, needed, flags, imm);
     }
 
     /// Fills the receive that was taken.
