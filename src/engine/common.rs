@@ -9,7 +9,7 @@ use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::{AsyncEvent, MAX_EVENTS};
-use super::srq::SrqSlot;
+use super::index::SrqTable;
 use super::status::WcStatus;
 use super::trace::{NicEvent, Observer};
 use super::window::{WindowId, Windows};
@@ -38,7 +38,7 @@ pub(crate) struct Common {
     pub(crate) mrs: MrTable,
     pub(crate) ahs: AhTable,
     pub(crate) cqs: Vec<Option<CqSlot>>,
-    pub(crate) srqs: Vec<Option<SrqSlot>>,
+    pub(crate) srqs: SrqTable,
     dirty: Vec<u32>,
     pub(crate) windows: Windows,
     pub(crate) counters: Counters,
@@ -59,10 +59,12 @@ pub(crate) struct Common {
 
 /// Bytes that FLUSHes for persistence write back at one instant of the engine's time, all together: a driver reads
 /// its clock once for each pass, so this is what they make a pass longer by, some ten microseconds.
-const FLUSH_BYTES: u64 = 64 << 10;
+pub(crate) const FLUSH_BYTES: u64 = 64 << 10;
 
 impl Common {
-    pub(crate) fn new(config: EngineConfig, caps: PortCaps, mrs: MrTable) -> Self {
+    /// `random`: where the numbers of shared receive queues start.
+    pub(crate) fn new(config: EngineConfig, caps: PortCaps, mrs: MrTable, random: u32) -> Self {
+        let max_srq = config.max_srq;
         let windows = Windows::new(config.window);
         Self {
             config,
@@ -70,7 +72,7 @@ impl Common {
             mrs,
             ahs: AhTable::default(),
             cqs: Vec::new(),
-            srqs: Vec::new(),
+            srqs: SrqTable::new(random, max_srq),
             dirty: Vec::new(),
             windows,
             counters: Counters::new(),

@@ -122,10 +122,12 @@ impl Engine {
         rng.fill_bytes(&mut key);
         // Somewhere in the lower half of the address space, on a page.
         let iova_base = (rng.next_u64() >> 20 | 1 << 40) & !0xfff;
-        let qps = QpTable::new(rng.next_u32(), config.max_qp);
+        let random = rng.next_u32();
+        let qps = QpTable::new(random, config.max_qp);
         let next_ident = (rng.next_u32() & 0xffff) as u16;
         Self {
-            common: Common::new(config, caps, MrTable::new(key, iova_base)),
+            // From the other end of the same word: elsewhere than queue pairs, mostly.
+            common: Common::new(config, caps, MrTable::new(key, iova_base), random.reverse_bits()),
             qps,
             groups: Groups::default(),
             pds: BTreeMap::new(),

@@ -47,6 +47,11 @@ impl Context {
     /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
     /// `soft:lo,pcap=b` have different addresses.
     ///
+    /// *Fork.* A device belongs to the process that opened it. In a child of `fork(2)` every verb on it fails with
+    /// `ENODEV`, dropping its objects does nothing, memory that was allocated by the library is not there, and the child
+    /// may open devices of its own. Its copies of the parent's sockets stay open until it ends or runs another program:
+    /// as long the address is taken. (`std::process::Command` runs another program, and nothing of this matters.)
+    ///
     /// # Errors
     /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
     /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one; what the system says to the file of `pcap`,

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
 use crate::engine::cc::CongestionControl;
-use crate::engine::qp::attr::Mask;
+use crate::engine::qp::attr::{Mask, attr_name};
 use crate::engine::{QpFace, QpHandle, QpInit};
 use crate::mem::Access;
 use crate::queue::{BindWqe, PostError, SendFlags, SendOp, SendProducer, SendWqe};
@@ -27,6 +27,24 @@ use super::wr::{Local, RecvWr, SendWr, Source};
 const MAX_QPN: u32 = 0xff_ffff;
 /// Longest message.
 const MAX_MSG: u64 = 1 << 31;
+
+/// What each step of `connect_with` takes.
+const TO_INIT: Mask = Mask::PORT.union(Mask::PKEY_INDEX).union(Mask::ACCESS);
+const TO_RTR: Mask = Mask::AV
+    .union(Mask::PATH_MTU)
+    .union(Mask::DEST_QPN)
+    .union(Mask::RQ_PSN)
+    .union(Mask::MAX_DEST_RD_ATOMIC)
+    .union(Mask::MIN_RNR_TIMER)
+    .union(Mask::ACCESS)
+    .union(Mask::ALT_PATH)
+    .union(Mask::RATE_LIMIT);
+const TO_RTS: Mask = Mask::SQ_PSN
+    .union(Mask::TIMEOUT)
+    .union(Mask::RETRY_CNT)
+    .union(Mask::RNR_RETRY)
+    .union(Mask::MAX_RD_ATOMIC)
+    .union(Mask::PATH_MIG);
 
 /// Makes a queue pair.
 #[derive(Debug)]
@@ -70,7 +88,10 @@ impl QpBuilder {
         self
     }
 
-    /// Receives come from a shared queue; it has none of its own then, whatever the sizes say.
+    /// Receives come from a shared queue; it has none of its own then, whatever the sizes say. For every type of queue
+    /// pair: on RC a peer that finds it empty is told to try again, on UC and UD its message is dropped and counted.
+    /// (The standard speaks of RC and UD; Linux and hardware take UC as well. What a message of UC has taken when it
+    /// breaks off serves the next one of the same queue pair.)
     pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
         self.srq = Some(srq.clone());
         self
@@ -295,26 +316,36 @@ impl QueuePair {
     ///
     /// # Errors
     /// `EINVAL` with the attribute at fault, for example an address of another family; or the queue pair is one
-    /// for datagrams.
+    /// for datagrams. The queue pair is left where the step that failed has found it, in INIT or in RTR: connect again
+    /// from INIT, or move it to RESET first.
     pub fn connect(&self, peer: &QpEndpoint) -> Result<()> {
         self.connect_with(peer, QpAttr::default())
     }
 
-    /// The same, with any attribute overridden at the step that takes it.
+    /// The same, with any attribute overridden at the step that takes it. In INIT already, `port` and `pkey_index` are
+    /// changed before the first step.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// As [`connect`](Self::connect). `EINVAL` too for an attribute that none of the steps takes (`state`, `cur_state`,
+    /// `sqd_notify`, `qkey`, `cap`); then nothing has changed.
     pub fn connect_with(&self, peer: &QpEndpoint, over: QpAttr) -> Result<()> {
         if self.face.kind() == QpType::Ud {
             let what = "a datagram queue pair has no peer of its own: activate it, and say .to() in each request";
             return Err(Error::verb("ibv_modify_qp", Cause::Invalid { what: what.into() }));
         }
+        let from = self.state()?;
+        let unused = over.mask() - (TO_INIT | TO_RTR | TO_RTS);
+        if over.state.is_some() || !unused.is_empty() {
+            let attr = if over.state.is_some() { "state" } else { attr_name(unused) };
+            let cause = Cause::UnexpectedAttr { from, to: QpState::Rts, attr };
+            return Err(Error::verb("ibv_modify_qp", cause));
+        }
         let reliable = self.face.kind().is_reliable();
         let mine = self.endpoint();
-        if self.state()? == QpState::Reset {
-            self.modify(
-                &self.init_attr().overridden(&over, Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS),
-            )?;
+        if from == QpState::Reset {
+            self.modify(&self.init_attr().overridden(&over, TO_INIT))?;
+        } else if over.mask().intersects(Mask::PORT | Mask::PKEY_INDEX) {
+            self.modify(&QpAttr::to(QpState::Init).overridden(&over, TO_INIT))?;
         }
         let nic = self.pd.nic();
         nic.control(|engine, _| engine.set_peer_buffer(self.handle, peer.rx_buffer))
@@ -331,23 +362,8 @@ impl QueuePair {
             rtr = rtr.max_dest_rd_atomic(depth).min_rnr_timer(12);
             rts = rts.timeout(17).retry_cnt(7).rnr_retry(7).max_rd_atomic(depth);
         }
-        let takes = Mask::AV
-            | Mask::PATH_MTU
-            | Mask::DEST_QPN
-            | Mask::RQ_PSN
-            | Mask::MAX_DEST_RD_ATOMIC
-            | Mask::MIN_RNR_TIMER
-            | Mask::ACCESS
-            | Mask::ALT_PATH
-            | Mask::RATE_LIMIT;
-        self.modify(&rtr.overridden(&over, takes))?;
-        let takes = Mask::SQ_PSN
-            | Mask::TIMEOUT
-            | Mask::RETRY_CNT
-            | Mask::RNR_RETRY
-            | Mask::MAX_RD_ATOMIC
-            | Mask::PATH_MIG;
-        self.modify(&rts.overridden(&over, takes))
+        self.modify(&rtr.overridden(&over, TO_RTR))?;
+        self.modify(&rts.overridden(&over, TO_RTS))
     }
 
     /// INIT to RTS for a datagram queue pair, which takes datagrams with this Q_Key from then on.
@@ -616,7 +632,7 @@ impl QueuePair {
             _ => {}
         }
         if !kind.has(wr.op) {
-            let what = match kind {
+            let rest = match kind {
                 QpType::Ud => {
                     "a datagram queue pair does SEND, with or without immediate data, and nothing else"
                 }
@@ -625,6 +641,7 @@ impl QueuePair {
                      and invalidates windows of its own: anything else needs RC"
                 }
             };
+            let what = format!("the request is {:?}: {rest}", wr.op);
             return Err(Cause::Invalid { what: what.into() });
         }
         if wr.xrc {

@@ -126,7 +126,7 @@ impl Qp {
                     },
                 });
             }
-            plan.takes_credit = self.req.is_new(psn);
+            plan.takes_credit = self.req.is_outside(psn);
             if plan.takes_credit && self.req.rd_out >= self.set.max_rd_atomic {
                 return None;
             }
@@ -260,10 +260,10 @@ impl Qp {
     pub(super) fn sent(&mut self, c: &mut Common, plan: &Plan, size: usize) {
         let r = &mut self.req;
         let end = plan.psn.offset(plan.psns);
-        if !r.is_new(plan.psn) {
+        if !r.is_outside(plan.psn) {
             c.counters.count(Counter::RetransmittedPkts);
         }
-        if r.is_new(end) {
+        if r.is_outside(end) {
             r.top_psn = end;
         }
         if plan.takes_credit {
@@ -333,7 +333,7 @@ pub(super) fn gather(
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

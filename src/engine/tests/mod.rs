@@ -7,5 +7,5 @@ mod random;
 mod rc;
 mod sharing;
 mod sizes;
-mod trace;
+pub(crate) mod trace;
 mod unreliable;
