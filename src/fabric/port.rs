@@ -146,7 +146,7 @@ fn address(ip: IpAddr) -> PortAddress {
 mod tests {
     use parking_lot::Mutex;
 
-    use super::super::{Fabric, Link};
+    use super::super::{Direction, Fabric, Link};
     use super::*;
     use crate::net::{Path, Transmit};
     use crate::time::Instant;
@@ -197,7 +197,11 @@ mod tests {
         assert_eq!(a.caps().mtu, 9000);
         assert_eq!(b.caps().mtu, 1500);
         net.lock().set_link(b.host(), Link::default()).unwrap();
-        assert_eq!(b.caps().mtu, 9000, "a new cable");
+        assert_eq!((b.caps().mtu, b.mtu()), (9000, 9000), "a new cable");
+        let narrow = Link { mtu: 1400, ..Link::default() };
+        net.lock().set_direction(b.host(), Direction::Up, narrow).unwrap();
+        assert_eq!((b.caps().mtu, b.mtu()), (1400, 1400), "the narrower way");
+        net.lock().set_link(b.host(), Link::default()).unwrap();
         assert_eq!((a.caps().src_port, a.caps().ident), (SrcPort::Entropy, Ident::Chosen));
         assert!(a.readiness().is_none());
         assert_eq!(a.health(), Health::GOOD);

@@ -241,8 +241,8 @@ impl MrTable {
     /// [`remote`](Self::remote).
     pub fn reach(&self, rkey: Rkey) -> Option<(u64, u64)> {
         match &self.slots.get(self.rkeys.slot_of(rkey.0) as usize)?.entry {
-            Entry::Mr(mr) => Some((mr.iova, mr.region.len() as u64)),
-            Entry::Mw(mw) => mw.range(),
+            Entry::Mr(mr) if mr.rkey == rkey => Some((mr.iova, mr.region.len() as u64)),
+            Entry::Mw(mw) if mw.rkey == rkey => mw.range(),
             _ => None,
         }
     }

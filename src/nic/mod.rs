@@ -556,7 +556,8 @@ impl Nic {
     /// The application will sleep until it is told: somebody else must look after the port.
     pub fn hand_over(&self) {
         if self.is_here()
-            && let Time::Real { progress, .. } = &self.time {
+            && let Time::Real { progress, .. } = &self.time
+        {
             progress.hand_over();
         }
     }

@@ -766,6 +766,53 @@ mod tests {
         }
     }
 
+    const GROUPS: [[u8; 4]; 3] = [[239, 193, 7, 1], [239, 193, 7, 2], [239, 193, 7, 3]];
+
+    /// From the port to a group that it is in.
+    fn send_to_group(port: &mut UdpPort, group: [u8; 4], payload: &[u8]) {
+        let mut tx = TxBatch::default();
+        tx.spare()[..payload.len()].copy_from_slice(payload);
+        let path = Path { dst: group.into(), ..to_itself(port) };
+        let len = payload.len();
+        tx.commit(Transmit { path, ident: 0, len, segment_size: None }, 0);
+        port.send(&mut tx).unwrap();
+    }
+
+    #[test]
+    fn what_was_lost_at_the_socket_of_a_group_stays_counted() {
+        let mut port = open("127.0.0.1").unwrap();
+        port.config.rcvbuf = 8192;
+        port.join(GROUPS[0].into()).unwrap();
+        while port.stats().overruns == 0 {
+            send_to_group(&mut port, GROUPS[0], &[1; 1000]);
+        }
+        let before = port.stats().overruns;
+        port.leave(GROUPS[0].into()).unwrap();
+        assert_eq!(port.stats().overruns, before);
+    }
+
+    #[test]
+    fn a_socket_that_epoll_does_not_give_up_takes_no_other_along() {
+        let mut port = open("127.0.0.1").unwrap();
+        for group in GROUPS {
+            port.join(group.into()).unwrap();
+        }
+        // Somebody else has taken it off the list.
+        let epoll = port.epoll.as_ref().unwrap();
+        epoll.delete(&port.endpoints[1].socket).unwrap();
+        let error = port.leave(GROUPS[0].into()).unwrap_err();
+        assert_eq!(error.raw_os_error(), Some(libc::ENOENT));
+        assert_eq!(port.endpoints.len(), 3, "it is gone all the same");
+        for (group, byte) in [(GROUPS[2], 2), (GROUPS[1], 1)] {
+            send_to_group(&mut port, group, &[byte]);
+            assert_eq!(receive(&mut port, 1)[0].1, [byte]);
+        }
+        // And its successor is another one.
+        port.join(GROUPS[0].into()).unwrap();
+        send_to_group(&mut port, GROUPS[0], &[7]);
+        assert_eq!(receive(&mut port, 1)[0].1, [7]);
+    }
+
     #[test]
     fn frequent_values_need_no_control_data() {
         let mut port = open("127.0.0.1").unwrap();

@@ -307,8 +307,7 @@ impl From<AccessError> for Refusal {
     }
 }
 
-pub(super) const INVALID: Refusal =
-    Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
+pub(super) const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
 
 impl Qp {
     /// The transition to RTR.
@@ -546,7 +545,14 @@ impl Qp {
         if info.position.ends() {
             if let Some(imm) = packet.immdt() {
                 let len = self.resp.write.dma_len;
-                self.complete_receive(c, packet, WcOpcode::RecvWriteImm, len, CqeFlags::WITH_IMM, imm.0);
+                self.complete_receive(
+                    c,
+                    packet,
+                    WcOpcode::RecvWriteImm,
+                    len,
+                    CqeFlags::WITH_IMM,
+                    imm.0,
+                );
             }
             self.resp.msn = self.resp.msn.offset(1);
         }
@@ -626,7 +632,8 @@ impl Qp {
 
     /// Completes the receive that was taken with an error. `false`: there is none.
     pub(super) fn fail_receive(&mut self, c: &mut Common, status: WcStatus) -> bool {
-        let failed = self.end_receive(c, status, true, |cqe| Cqe { opcode: WcOpcode::Recv as u8, ..cqe });
+        let failed =
+            self.end_receive(c, status, true, |cqe| Cqe { opcode: WcOpcode::Recv as u8, ..cqe });
         if failed {
             c.count(Counter::RespCqeError);
         }

@@ -77,7 +77,8 @@ fn keys_are_looked_up_for_atomic_writes_and_flushes() {
     let all = u64::try_from(REGION).unwrap();
     let any = p.wqe(0, SendOp::Flush, 1, 0);
     let at = |op| SendWqe { op, remote_addr: mr.iova, rkey: mr.rkey, ..any };
-    let flush = |sel: u32, len| SendWqe { compare_add: len, imm_or_inv: sel << 4 | 1, ..at(SendOp::Flush) };
+    let flush =
+        |sel: u32, len| SendWqe { compare_add: len, imm_or_inv: sel << 4 | 1, ..at(SendOp::Flush) };
     let wqes = [at(SendOp::AtomicWrite), flush(0, 5000), flush(1, 0)];
     let word = p.sge(0, 0, 8);
     for wqe in wqes {

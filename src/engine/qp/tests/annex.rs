@@ -481,7 +481,8 @@ mod persistence {
             pkt("ATOMIC_WRITE", RQ + 1).reth(mr.iova + at, mr.rkey, 8).len(8).ask()
         };
         // An address that is no word, and a key that opens nothing: told behind the FLUSH.
-        for (at, key, nak) in [(4, 0, "ACK 002001 syn=61 msn=1"), (0, 1, "ACK 002001 syn=62 msn=1")] {
+        for (at, key, nak) in [(4, 0, "ACK 002001 syn=61 msn=1"), (0, 1, "ACK 002001 syn=62 msn=1")]
+        {
             let mut s = script();
             let (_, mr) = lent(&mut s);
             let wrong = Registered { rkey: Rkey(mr.rkey.0 ^ key), ..mr };

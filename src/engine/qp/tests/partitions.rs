@@ -70,9 +70,14 @@ fn one_side_at_least_is_a_full_member() {
 
 #[test]
 fn a_congestion_notification_is_of_any_partition_of_the_device() {
-    for (theirs, heard) in
-        [(0x8123, true), (0xffff, true), (0x7fff, true), (0x8456, true), (0x0456, false), (0x8999, false)]
-    {
+    for (theirs, heard) in [
+        (0x8123, true),
+        (0xffff, true),
+        (0x7fff, true),
+        (0x8456, true),
+        (0x0456, false),
+        (0x8999, false),
+    ] {
         let mut s = member(1, 0x8123);
         s.recv(In::cnp().pkey(theirs));
         let counters = (s.counter(C::RpCnpHandled), s.counter(C::BadPkeyCntr));

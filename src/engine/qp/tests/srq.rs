@@ -356,7 +356,8 @@ fn numbers_come_back_late() {
 fn unreliable_queue_pairs_share_too() {
     for kind in [QpType::Uc, QpType::Ud] {
         let mut s = Script::sharing(8, &Setup { kind, ..Setup::default() });
-        let (name, header) = if kind == QpType::Ud { ("UD_SEND_ONLY", 40) } else { ("UC_SEND_ONLY", 0) };
+        let (name, header) =
+            if kind == QpType::Ud { ("UD_SEND_ONLY", 40) } else { ("UC_SEND_ONLY", 0) };
         let message = |n: u32, salt| pkt(name, RQ + n).deth(QKEY, 0x123).data(&pattern(60, salt));
         s.recv(message(0, 1));
         assert_eq!((s.counter(C::OutOfBuffer), s.results()), (1, vec![]));

@@ -8,9 +8,9 @@ use crate::engine::counters::Counter;
 use crate::engine::qp::attr::{AhAttr, QpAttr, QpState, QpType};
 use crate::engine::qp::{QpFace, QpHandle};
 use crate::engine::status::WcStatus;
+use crate::engine::tests::pair::{QKEY, Setup, make_qp, pattern, ways_up};
 use crate::engine::tests::trace::notes;
 use crate::engine::trace::NicEvent;
-use crate::engine::tests::pair::{QKEY, Setup, make_qp, pattern, ways_up};
 use crate::mem::Sge;
 use crate::net::{Path, ud_port};
 use crate::queue::{CqeFlags, SendFlags, SendOp, SendWqe};
@@ -491,6 +491,11 @@ fn an_observer_is_told_of_each_step_of_a_datagram() {
         .collect();
     assert_eq!(
         steps,
-        [("fetched", 0x1000, 6), ("gathered", 0x1000, 100), ("sent", 0x1000, 100), ("scattered", RQ, 100)]
+        [
+            ("fetched", 0x1000, 6),
+            ("gathered", 0x1000, 100),
+            ("sent", 0x1000, 100),
+            ("scattered", RQ, 100)
+        ]
     );
 }
