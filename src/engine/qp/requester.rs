@@ -318,7 +318,6 @@ impl Qp {
             return false;
         }
         let Some((wqe, words)) = self.sq.get(index) else { return false };
-        let wqe = *wqe;
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.req.rd_out > 0;
         let mut track = Track { first: self.req.next_psn, packets: 0, chunk: 1 };
         match wqe.op {
