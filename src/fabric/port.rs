@@ -38,8 +38,10 @@ impl FabricPort {
     /// # Errors
     /// If there is no such host.
     pub fn new(fabric: &SharedFabric, host: HostId) -> Result<Self, FabricError> {
-        let addresses = fabric.lock().addresses(host)?.iter().copied().map(address).collect();
-        let (up, mtu) = (fabric.lock().up_flag(host)?, fabric.lock().mtu_of(host)?);
+        let net = fabric.lock();
+        let addresses = net.addresses(host)?.iter().copied().map(address).collect();
+        let (up, mtu) = (net.up_flag(host)?, net.mtu_of(host)?);
+        drop(net);
         let fabric = Arc::clone(fabric);
         Ok(Self { fabric, host, addresses, stats: PortStats::default(), up, mtu })
     }
