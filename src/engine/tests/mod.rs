@@ -1,6 +1,7 @@
 //! Two engines talking to each other, in virtual time.
 
 mod lifecycle;
+mod losses;
 mod memory;
 pub(crate) mod pair;
 mod random;
