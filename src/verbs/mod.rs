@@ -81,8 +81,8 @@ mod tests {
     }
 
     #[test]
-    fn sizes_of_what_programs_copy() {
-        assert_eq!(size_of::<WorkCompletion>(), 72);
+    fn a_completion_is_a_cache_line() {
+        assert_eq!(size_of::<WorkCompletion>(), 64);
         assert_eq!(size_of::<Sge>(), 16);
     }
 }
