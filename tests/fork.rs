@@ -59,7 +59,7 @@ fn refused<T: std::fmt::Debug>(result: Result<T>) {
 }
 
 /// All of it in the child: what it inherited, and a device of its own.
-fn in_child(device: Device, sim: &Sim, simulated: &Context) {
+fn in_child(device: Device, sim: &Sim, simulated: &Context, idle: &CompletionQueue) {
     let Device { qp, mw, mr, srq, channel, cq, pd, ctx } = device;
     refused(qp.post_send(SendWr::send(1, ())));
     refused(qp.post_recv(RecvWr::new(1, ())));
@@ -84,8 +84,9 @@ fn in_child(device: Device, sim: &Sim, simulated: &Context) {
     refused(pd.alloc_mr(64, Access::LOCAL));
     refused(pd.alloc_mw(MwType::Type1));
     refused(pd.create_qp(QpType::Rc, &cq).build());
-    refused(sim.run_for(Duration::from_secs(1)));
     refused(simulated.alloc_pd());
+    refused(idle.wait(LONG));
+    assert!(catch_unwind(AssertUnwindSafe(|| sim.settle())).is_err());
     // Destructors do nothing.
     drop((qp, mw, mr, srq, channel, cq, pd, ctx));
 
@@ -103,6 +104,7 @@ fn a_child_is_refused_and_opens_its_own() {
     device.works(1);
     let sim = Sim::new(1);
     let [simulated] = sim.hosts(softroce::sim::Link::default());
+    let idle = simulated.create_cq(1).unwrap();
     // SAFETY: the child uses what the C library keeps in order across a fork, such as its allocator, and this library.
     let child = unsafe { libc::fork() };
     assert!(child >= 0);
@@ -110,7 +112,7 @@ fn a_child_is_refused_and_opens_its_own() {
         // It must not hang: the signal would end it.
         // SAFETY: sets a timer.
         unsafe { libc::alarm(60) };
-        let done = catch_unwind(AssertUnwindSafe(|| in_child(device, &sim, &simulated)));
+        let done = catch_unwind(AssertUnwindSafe(|| in_child(device, &sim, &simulated, &idle)));
         // SAFETY: ends the child without running what belongs to the parent.
         unsafe { libc::_exit(if done.is_ok() { 0 } else { 1 }) };
     }
