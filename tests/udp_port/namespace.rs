@@ -38,6 +38,13 @@ fn until_healthy(port: &mut UdpPort, want: Health) {
     panic!("still {:?}, not {want:?}", port.health());
 }
 
+/// Waits until the link of an interface is there: the kernel tells of it some time after the command.
+fn until_running(interface: &str) {
+    let dev = netdev::interface(interface).unwrap().unwrap();
+    let config = UdpConfig { port: 4790, ..UdpConfig::new(dev.addresses[..1].to_vec()) };
+    until_healthy(&mut UdpPort::open(config).unwrap(), Health::GOOD);
+}
+
 fn a_link_and_addresses_that_come_and_go() {
     ip("link add h0 type veth peer name h1");
     ip("address add 10.98.0.1/24 dev h0");
@@ -78,6 +85,7 @@ fn a_device_without_queue_pairs_follows_its_interface() {
     ip("address add 10.99.0.1/24 dev q0");
     ip("link set q1 up");
     ip("link set q0 up");
+    until_running("q0");
     let long = std::time::Duration::from_secs(20);
     // By the descriptor of events.
     let ctx = Context::open("soft:q0").unwrap();
@@ -91,6 +99,7 @@ fn a_device_without_queue_pairs_follows_its_interface() {
         assert_eq!(ctx.wait_event(long), Ok(event));
     }
     drop(ctx);
+    until_running("q0");
     // Asking is enough, and so is waiting.
     let ctx = Context::open("soft:q0").unwrap();
     assert_eq!(ctx.port(1).unwrap().active_mtu, Mtu::B1024);
@@ -138,6 +147,7 @@ fn groups_over_ipv6() {
         ip(&format!("-6 address add {address} dev m0 nodad"));
     }
     ip("link set m0 up");
+    until_running("m0");
     let (mut a, mut b) = (open("fd97::1"), open("fd97::2"));
     // Of the site, and of the link.
     for group in ["ff05::1:7", "ff02::1:7"] {
