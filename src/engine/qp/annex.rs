@@ -83,7 +83,7 @@ impl Qp {
     fn execute_word(&mut self, c: &mut Common, psn: Psn, word: Word) -> Result<(), Refusal> {
         if self.resp.is_flushing() {
             c.remote((self.pd, self.qpn), word.rkey, word.va, 8, word.right())?;
-            if word.va % 8 != 0 {
+            if !word.va.is_multiple_of(8) {
                 return Err(INVALID);
             }
             self.resp.accept(psn, 1, What::Word(word));
@@ -97,7 +97,7 @@ impl Qp {
     /// Does it, and says what is to be answered.
     fn perform(&self, c: &mut Common, word: Word) -> Result<What, Refusal> {
         let target = c.remote((self.pd, self.qpn), word.rkey, word.va, 8, word.right())?;
-        if word.va % 8 != 0 {
+        if !word.va.is_multiple_of(8) {
             return Err(INVALID);
         }
         let what = match word.op {
