@@ -270,6 +270,7 @@ impl Context {
             ("port_received_datagrams", stats.received_datagrams),
             ("port_receive_calls", stats.receive_calls),
             ("port_receive_errors", stats.receive_errors),
+            ("port_receive_calls_in_vain", stats.receive_calls_in_vain),
             ("port_overruns", stats.overruns),
             ("port_wrong_interface", stats.wrong_interface),
             ("port_truncated", stats.truncated),
