@@ -99,7 +99,7 @@ fn in_child(device: Device, sim: &Sim, simulated: &Context, idle: &CompletionQue
 fn a_child_is_refused_and_opens_its_own() {
     let device = match Device::open() {
         Ok(device) => device,
-        Err(e) => return skip::skip(&e.to_string()),
+        Err(e) => return skip::skip(e.to_string()),
     };
     device.works(1);
     let sim = Sim::new(1);
