@@ -106,10 +106,11 @@ fn a_device_without_queue_pairs_follows_its_interface() {
     ip("link set q1 mtu 9000");
     ip("link set q0 mtu 9000");
     assert_eq!(ctx.port(1).unwrap().active_mtu, Mtu::B4096);
-    ip("link set q1 down");
+    // Of this end the kernel tells at once.
+    ip("link set q0 down");
     assert_eq!(ctx.port(1).unwrap().state, PortState::Down);
     assert_eq!(ctx.wait_event(long), Ok(Event::PortErr { port: 1 }));
-    ip("link set q1 up");
+    ip("link set q0 up");
     assert_eq!(ctx.wait_event(long), Ok(Event::PortActive { port: 1 }));
     drop(ctx);
     ip("link delete q0");
