@@ -19,14 +19,25 @@
 //! - Both ends of the network count the same packets, and in the end there is silence.
 
 mod check;
+mod datagrams;
+mod draw;
 mod end;
+mod inbox;
+mod loose;
 mod model;
 mod plan;
+mod request;
 mod run;
+mod setup;
+mod shared;
 mod shrink;
 mod wire;
 
+pub use loose::{Disorder, Loose};
 pub use model::{Accepted, Answer, Effect, Message, Posted, Stream};
-pub use plan::{BAD, Bad, Conn, End, Fault, KINDS, Kind, Op, Plan, Row, SOURCE, WORDS, What};
+pub use plan::{
+    BAD, Bad, Conn, Datagram, End, Fault, KINDS, Key, Kind, Op, Plan, QKEYS, Row, SOURCE, Service,
+    Shared, Station, TOO_LONG, To, WORDS, What,
+};
 pub use run::{Options, Outcome, run};
 pub use shrink::shrink;
