@@ -90,6 +90,7 @@ impl Draw {
             hosts: [a, b],
             shared: [self.chance(0.5), self.chance(0.5)],
             v6: self.chance(0.3),
+            type1: self.chance(0.3),
             mtu,
             timeout: if calm { 11 } else { self.pick(&[7, 8, 9, 10]) as u8 },
             retry_cnt: self.pick(&[7, 7, 7, 3, 1]),

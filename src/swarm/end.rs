@@ -162,7 +162,7 @@ impl Gear {
             inbox,
             target: Some(target),
             limited: pd.alloc_mr(64, Access::LOCAL | Access::REMOTE_READ)?,
-            window: pd.alloc_mw(MwType::Type2)?,
+            window: pd.alloc_mw(window_kind(plan))?,
             gone: gone.sge(..),
             room: shared.map_or(plan.max_len, |(_, room)| room),
         })
@@ -184,7 +184,7 @@ impl Gear {
 
     /// A new window for a new life, and a target if it is gone.
     pub(super) fn renew(&mut self, plan: &Conn) -> crate::verbs::Result<()> {
-        self.window = self.pd.alloc_mw(MwType::Type2)?;
+        self.window = self.pd.alloc_mw(window_kind(plan))?;
         if self.target.is_none() {
             self.target = Some(self.pd.alloc_mr(plan.target, TARGET)?);
         }
@@ -210,6 +210,10 @@ pub(super) fn gather(
         source.read(at, &mut bytes[old..]);
     }
     (sges, bytes)
+}
+
+fn window_kind(plan: &Conn) -> MwType {
+    if plan.type1 { MwType::Type1 } else { MwType::Type2 }
 }
 
 /// Rights of a target.
@@ -323,8 +327,16 @@ impl End {
             let kind = self.kind_now(&gear, op, peer, unused);
             ready.push(self.prepare(&gear, op, kind, peer, &mut notes));
             self.next_op += 1;
+            if ready.last().is_some_and(|r| r.is_verb(&gear)) {
+                break;
+            }
         }
-        let posted = gear.qp.post_send(ready.iter().map(|r| r.wr(&gear)));
+        let verb = ready.last().filter(|r| r.is_verb(&gear));
+        let list = &ready[..ready.len() - usize::from(verb.is_some())];
+        let mut posted = gear.qp.post_send(list.iter().map(|r| r.wr(&gear)));
+        if let (Some(verb), Ok(())) = (verb, &posted) {
+            posted = gear.qp.bind_mw(verb.wr(&gear)).map(drop);
+        }
         self.gear = Some(gear);
         match posted {
             Ok(()) => Ok((ready.len(), notes)),
@@ -342,12 +354,16 @@ impl End {
             };
         }
         let own = self.told.lent;
-        let may_bind = matches!(own, Lent::Nothing | Lent::Dead(_)) && gear.target.is_some();
+        let is_bound = matches!(own, Lent::Bound(_));
+        let type1 = gear.window.kind() == MwType::Type1;
+        // One of type 1 may be bound to something else at any time.
+        let is_free = matches!(own, Lent::Nothing | Lent::Dead(_)) || type1 && is_bound && unused;
+        let may_bind = is_free && gear.target.is_some();
         let bound = matches!(peer.lent, Lent::Bound(_));
         match op.kind {
-            Kind::SendInv if !bound => Kind::Send,
+            Kind::SendInv if !bound || type1 => Kind::Send,
             Kind::BindMw if !may_bind => Kind::Write,
-            Kind::LocalInv if !matches!(own, Lent::Bound(_)) || !unused => Kind::Read,
+            Kind::LocalInv if !is_bound || !unused => Kind::Read,
             Kind::Bad(Bad::DeadWindow) if !matches!(peer.lent, Lent::Dead(_)) => {
                 Kind::Bad(Bad::Key)
             }
@@ -441,7 +457,10 @@ impl End {
                 pending.local = Some(Lent::Bound(key));
             }
             Kind::LocalInv => {
-                posted.opcode = WcOpcode::LocalInv;
+                posted.opcode = match gear.window.kind() {
+                    MwType::Type1 => WcOpcode::BindMw,
+                    MwType::Type2 => WcOpcode::LocalInv,
+                };
                 if let Lent::Bound(key) = self.told.lent {
                     self.told.lent = Lent::Dying(key);
                     pending.local = Some(Lent::Dead(key));

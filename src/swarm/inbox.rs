@@ -68,10 +68,12 @@ impl Slots {
             bytes[at..at + if remains { n } else { used }].fill(CANARY);
         }
         self.clean(slot);
-        match bytes.iter().position(|&b| b != CANARY) {
-            Some(at) => Err(format!("a byte was written that belongs to nobody: {at} of a buffer")),
-            None => Ok(message),
+        // All bytes at once: a search that may stop early is many times slower, and almost never stops.
+        if bytes.iter().fold(0, |all, &b| all | (b ^ CANARY)) == 0 {
+            return Ok(message);
         }
+        let at = bytes.iter().position(|&b| b != CANARY);
+        Err(format!("a byte was written that belongs to nobody: {at:?} of a buffer"))
     }
 
     pub(super) fn clean(&self, slot: usize) {

@@ -34,7 +34,7 @@ pub enum Kind {
     Flush,
     /// Binds the own window, for the peer.
     BindMw,
-    /// Invalidates the own window.
+    /// Invalidates the own window, or unbinds it if it is of type 1.
     LocalInv,
     /// A request that must fail.
     Bad(Bad),
@@ -187,6 +187,8 @@ pub struct Conn {
     pub shared: [bool; 2],
     /// By IPv6.
     pub v6: bool,
+    /// The windows are of type 1 instead of 2.
+    pub type1: bool,
     /// Path MTU, if the link has it.
     pub mtu: Mtu,
     /// Code of the ACK timeout.

@@ -4,7 +4,7 @@ use super::end::{Gear, Lent, Told};
 use super::model::Posted;
 use super::plan::{Bad, Kind, Op};
 use crate::verbs::{
-    Access, Placement, RemoteSlice, SendWr, Sge, Source, WcOpcode, WcStatus, inline,
+    Access, MwType, Placement, RemoteSlice, SendWr, Sge, Source, WcOpcode, WcStatus, inline,
 };
 
 /// A request on its way into the queue.
@@ -22,6 +22,11 @@ pub(super) struct Ready {
 }
 
 impl Ready {
+    /// Whether it is posted by a verb of its own: binds of windows of type 1 are.
+    pub(super) fn is_verb(&self, gear: &Gear) -> bool {
+        matches!(self.kind, Kind::BindMw | Kind::LocalInv) && gear.window.kind() == MwType::Type1
+    }
+
     pub(super) fn wr<'a>(&'a self, gear: &'a Gear) -> SendWr<'a> {
         let id = self.id;
         let from = match &self.bytes {
@@ -51,7 +56,12 @@ impl Ready {
                     None => SendWr::send(id, ()),
                 }
             }
-            Kind::LocalInv => SendWr::local_inv(id, gear.window.rkey()),
+            Kind::LocalInv => match &gear.target {
+                Some(t) if self.is_verb(gear) => {
+                    SendWr::bind_mw(id, &gear.window, t, 0..0, Access::empty())
+                }
+                _ => SendWr::local_inv(id, gear.window.rkey()),
+            },
             Kind::AtomicWrite | Kind::Bad(Bad::MisalignedWrite) => {
                 SendWr::atomic_write(id, from, self.remote)
             }

@@ -35,7 +35,7 @@ pub struct Outcome {
     pub requests: u64,
     /// Virtual time that it took.
     pub took: Duration,
-    /// What the devices counted, summed up.
+    /// What the devices counted, summed up, and what the run itself did.
     pub counters: BTreeMap<String, u64>,
     /// What cannot be.
     pub failure: Option<String>,
@@ -99,6 +99,19 @@ pub(super) struct Run<'a> {
     pub(super) died: bool,
     /// Memory that peers write to was deregistered.
     pub(super) deregistered: bool,
+    /// Events of shared queues, and accounts that were balanced.
+    pub(super) seen: Seen,
+}
+
+/// How often what is asked could have gone wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Limits of shared queues that fired.
+    pub(super) limits: u64,
+    /// Queue pairs that told that they take no more receives.
+    pub(super) last_receives: u64,
+    /// Hosts with something unreliable to account for, where nothing was lost.
+    pub(super) balanced: u64,
 }
 
 /// Something is under way.
@@ -136,6 +149,7 @@ pub fn run(plan: &Plan, options: &Options) -> Outcome {
         requests: 0,
         died: false,
         deregistered: false,
+        seen: Seen::default(),
     };
     let started = match &options.pcap {
         Some(path) => sim.pcap(path).map_err(refused),
@@ -148,6 +162,14 @@ pub fn run(plan: &Plan, options: &Options) -> Outcome {
         for (name, n) in host.ctx.counters(1).unwrap_or_default() {
             *counters.entry(name).or_default() += n;
         }
+    }
+    let Seen { limits, last_receives, balanced } = run.seen;
+    for (name, n) in [
+        ("swarm_limit_events", limits),
+        ("swarm_last_wqe_events", last_receives),
+        ("swarm_balanced_hosts", balanced),
+    ] {
+        counters.insert(name.into(), n);
     }
     let trace = run.watch.as_ref().map(|w| w.lock().take_lines()).unwrap_or_default();
     let Run { requests, hosts, conns, stations, .. } = run;

@@ -128,6 +128,7 @@ impl Run<'_> {
         for (host, event) in events {
             match event {
                 Event::SrqLimit { .. } => {
+                    self.seen.limits += 1;
                     let is_muted = |(conn, end): (usize, usize)| {
                         self.conns[conn].muted[end] || self.conns[conn].ends[end].gear.is_none()
                     };
@@ -137,7 +138,10 @@ impl Run<'_> {
                         queue.fired(plan, held).map_err(|what| format!("host {host}: {what}"))?;
                     }
                 }
-                Event::LastWqe { qpn } => self.last_wqe(host, qpn)?,
+                Event::LastWqe { qpn } => {
+                    self.seen.last_receives += 1;
+                    self.last_wqe(host, qpn)?;
+                }
                 _ => {}
             }
         }
