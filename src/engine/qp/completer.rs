@@ -298,7 +298,7 @@ impl Qp {
     pub(super) fn complete_oldest(&mut self, c: &mut Common, byte_len: u32) {
         let index = self.req.una;
         self.req.una = index.wrapping_add(1);
-        if let Some((&wqe, _)) = self.sq.get(index) {
+        if let Some((wqe, _)) = self.sq.get(index) {
             if matches!(wqe.op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
                 c.count(Counter::RdmaSends);
             }
