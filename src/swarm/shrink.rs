@@ -52,12 +52,16 @@ fn without_requests(plan: &Plan, at: usize) -> Option<Plan> {
         let mut stations = smaller.stations.iter_mut().filter(|s| !s.datagrams.is_empty());
         let datagrams = &mut stations.nth(station)?.datagrams;
         datagrams.truncate(left(datagrams.len()));
-        datagrams.last_mut().map_or((), |last| last.signaled = true);
+        if let Some(last) = datagrams.last_mut() {
+            last.signaled = true;
+        }
     } else {
         let ends = smaller.conns.iter_mut().flat_map(|c| &mut c.ends);
         let ops = &mut ends.filter(|e| !e.ops.is_empty()).nth(at / 2)?.ops;
         ops.truncate(left(ops.len()));
-        ops.last_mut().map_or((), |last| last.signaled = true);
+        if let Some(last) = ops.last_mut() {
+            last.signaled = true;
+        }
     }
     Some(smaller)
 }
