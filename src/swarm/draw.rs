@@ -266,17 +266,28 @@ impl Draw {
     pub(super) fn faults(
         &mut self,
         hosts: usize,
-        conns: usize,
+        conns: &[Conn],
         stations: usize,
         calm: bool,
     ) -> Vec<Fault> {
         let n = if calm { self.below(3) } else { 1 + self.below(6) };
         let mild = self.chance(0.5);
-        let mut faults: Vec<_> = (0..n).map(|_| self.fault(hosts, conns, calm, mild)).collect();
+        let mut faults: Vec<_> =
+            (0..n).map(|_| self.fault(hosts, conns.len(), calm, mild)).collect();
         if stations > 0 && self.chance(0.3) {
             let from = self.micros(0, 200);
             let what = What::Deaf { station: self.below(stations) };
             faults.push(Fault { from, until: from + self.micros(5, 400), what });
+        }
+        let ends = |(conn, c): (usize, &Conn)| {
+            let shared = c.shared;
+            (0..2).filter(move |&end| shared[end]).map(move |end| What::Error { conn, end })
+        };
+        let sharers: Vec<What> = conns.iter().enumerate().flat_map(ends).collect();
+        // Fails, if it comes out well, in the middle of a message that holds a receive.
+        if !calm && !sharers.is_empty() && self.chance(0.4) {
+            let from = self.micros(0, 300);
+            faults.push(Fault { from, until: from, what: self.pick(&sharers) });
         }
         faults.sort_by_key(|f| f.from);
         faults

@@ -191,3 +191,70 @@ impl Inbox {
 fn pieces_of(n: u64) -> usize {
     1 + usize::try_from(n % u64::from(PIECES)).unwrap_or(0)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sim::{Link, Sim};
+    use crate::verbs::Context;
+
+    fn back(id: u64) -> WorkCompletion {
+        WorkCompletion { wr_id: id, ..WorkCompletion::default() }
+    }
+
+    fn posted(is_shared: bool) -> (Context, Inbox) {
+        let [ctx] = Sim::new(1).hosts(Link::default());
+        let pd = ctx.alloc_pd().unwrap();
+        let mut inbox = Inbox::new(&pd, 3, 20, is_shared).unwrap();
+        assert_eq!(inbox.post(usize::MAX, |_| Ok(())), Ok(3));
+        assert_eq!((inbox.outstanding(), inbox.post(1, |_| Ok(()))), (3, Ok(0)));
+        (ctx, inbox)
+    }
+
+    #[test]
+    fn receives_of_a_queue_pair_come_back_in_order_and_once() {
+        let (_ctx, mut inbox) = posted(false);
+        assert!(inbox.complete(&back(RECEIVE | 1)).is_err());
+        let receive = inbox.complete(&back(RECEIVE)).unwrap();
+        assert!(inbox.complete(&back(RECEIVE)).is_err());
+        assert!(inbox.take(receive, 0, false).is_ok());
+        assert_eq!(
+            inbox.post(usize::MAX, |wr| {
+                assert_eq!(wr.id, RECEIVE | 3);
+                Ok(())
+            }),
+            Ok(1)
+        );
+    }
+
+    #[test]
+    fn receives_of_a_shared_queue_come_back_in_any_order_and_once() {
+        let (_ctx, mut inbox) = posted(true);
+        for n in [2, 0] {
+            assert!(inbox.complete(&back(RECEIVE | SHARED | n)).is_ok());
+            assert!(inbox.complete(&back(RECEIVE | SHARED | n)).is_err());
+        }
+        assert!(inbox.complete(&back(RECEIVE | SHARED | 3)).is_err());
+    }
+
+    #[test]
+    fn a_byte_beside_the_message_is_found() {
+        let [ctx] = Sim::new(1).hosts(Link::default());
+        let slots = Slots::new(&ctx.alloc_pd().unwrap(), 1, 20).unwrap();
+        // Two pieces: the second half of the buffer lies in front.
+        for (at, remains, clean) in [
+            (8, true, true),
+            (8, false, false),
+            (7, true, false),
+            (18, true, false),
+            (25, true, false),
+            (26, false, true),
+            (36, true, false),
+        ] {
+            slots.mr.fill(at..at + 1, 1);
+            let took = slots.take(0, 20, 2, 10, remains);
+            assert_eq!(took.is_ok(), clean, "{at} {took:?}");
+        }
+        assert_eq!(slots.take(0, 20, 2, 10, false), Ok(vec![CANARY; 10]));
+    }
+}

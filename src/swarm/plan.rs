@@ -449,7 +449,7 @@ impl Plan {
         let mut d = Draw(seeds.derive("shared", 0).rng());
         let shared = d.shared(hosts, &mut conns, &stations);
         let mut d = Draw(seeds.derive("faults", 0).rng());
-        let faults = d.faults(hosts, conns.len(), stations.len(), calm);
+        let faults = d.faults(hosts, &conns, stations.len(), calm);
         let (shared_cq, watched) = (d.chance(0.4), d.chance(0.5));
         Self { seed, links, windows, shared_cq, shared, conns, stations, faults, watched }
     }

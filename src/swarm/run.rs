@@ -385,10 +385,8 @@ impl Run<'_> {
         self.disorder = Disorder { copies: network.duplicated > 0, late: network.reordered > 0 };
         let events = self.collect_events();
         let mut moved = !events.is_empty();
-        let hosts: Vec<_> =
-            self.hosts.iter().map(|h| h.as_ref().and_then(|h| h.cq.clone())).collect();
-        for (host, cq) in hosts.iter().enumerate() {
-            let Some(cq) = cq else { continue };
+        for host in 0..self.hosts.len() {
+            let Some(cq) = self.hosts[host].as_ref().and_then(|h| h.cq.clone()) else { continue };
             let mut all = cq.drain();
             // Stable: the order within each kind is kept.
             all.sort_by_key(|wc| wc.wr_id & RECEIVE);

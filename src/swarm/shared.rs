@@ -203,3 +203,50 @@ impl Run<'_> {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::inbox::{RECEIVE, SHARED};
+    use super::*;
+    use crate::sim::{Link, Sim};
+    use crate::time::Duration;
+
+    const PLAN: Shared =
+        Shared { depth: 4, room: 8, low: 4, batch: 64, gap: Duration::ZERO, limit: 2 };
+
+    #[test]
+    fn the_limit_fires_once_and_in_time() {
+        let [ctx] = Sim::new(1).hosts(Link::default());
+        let mut queue = SharedQueue::new(&ctx.alloc_pd().unwrap(), &PLAN).unwrap();
+        assert!(queue.fired(&PLAN, None).is_err(), "not armed");
+        assert_eq!(queue.tend(Instant::ZERO, &PLAN), Ok(true));
+        assert!(queue.armed && queue.check_limit(&PLAN).is_ok());
+        assert!(queue.fired(&PLAN, Some(2)).is_err(), "two at least are left");
+        queue.armed = true;
+        assert!(queue.fired(&PLAN, Some(3)).is_ok() && queue.fired(&PLAN, Some(3)).is_err());
+        queue.armed = true;
+        for n in 0..3 {
+            let id = RECEIVE | SHARED | n;
+            let wc = verbs::WorkCompletion { wr_id: id, ..verbs::WorkCompletion::default() };
+            queue.inbox.complete(&wc).unwrap();
+        }
+        assert!(queue.check_limit(&PLAN).is_ok(), "it may be on its way");
+        assert!(queue.check_limit(&PLAN).is_err(), "it is not");
+    }
+
+    #[test]
+    fn a_lost_receive_is_missed() {
+        let [ctx] = Sim::new(1).hosts(Link::default());
+        let mut queue = SharedQueue::new(&ctx.alloc_pd().unwrap(), &PLAN).unwrap();
+        queue.tend(Instant::ZERO, &PLAN).unwrap();
+        assert_eq!(queue.check_balance(), Ok(()));
+        let [ctx] = Sim::new(1).hosts(Link::default());
+        let mut queue = SharedQueue::new(&ctx.alloc_pd().unwrap(), &PLAN).unwrap();
+        queue.inbox.refill_shared(&queue.srq, 3).unwrap();
+        let id = RECEIVE | SHARED;
+        let wc = verbs::WorkCompletion { wr_id: id, ..verbs::WorkCompletion::default() };
+        // It is in the queue still.
+        queue.inbox.complete(&wc).unwrap();
+        assert!(queue.check_balance().is_err());
+    }
+}
