@@ -284,10 +284,15 @@ impl Draw {
             (0..2).filter(move |&end| shared[end]).map(move |end| What::Error { conn, end })
         };
         let sharers: Vec<What> = conns.iter().enumerate().flat_map(ends).collect();
-        // Fails, if it comes out well, in the middle of a message that holds a receive.
-        if !calm && !sharers.is_empty() && self.chance(0.4) {
-            let from = self.micros(0, 300);
-            faults.push(Fault { from, until: from, what: self.pick(&sharers) });
+        // Fails in the middle of a message that holds a receive: its end has not come for a while.
+        if !calm && !sharers.is_empty() && self.chance(0.3) {
+            use crate::wire::opcode::{Operation, Position};
+            let (from, at) = (self.micros(0, 200), self.micros(5, 100));
+            let ends = Class::Part(Operation::Send, Position::Last);
+            let what = What::Rule(Rule::new(ends, Action::Drop));
+            faults.push(Fault { from, until: from + at, what });
+            let what = self.pick(&sharers);
+            faults.push(Fault { from: from + at, until: from + at, what });
         }
         faults.sort_by_key(|f| f.from);
         faults
