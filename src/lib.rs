@@ -82,6 +82,7 @@
 pub mod capture;
 mod engine;
 mod fabric;
+mod fork;
 mod mem;
 pub mod net;
 mod nic;

@@ -16,6 +16,7 @@ use parking_lot::Mutex;
 use super::Nic;
 use crate::engine::cause::Cause;
 use crate::fabric::{HostId, SharedFabric};
+use crate::fork::Origin;
 use crate::time::{Duration, Instant};
 
 /// What a step came to.
@@ -36,6 +37,8 @@ pub struct VirtualTime {
     hosts: Mutex<Hosts>,
     owner: Mutex<Option<ThreadId>>,
     shared: AtomicBool,
+    /// The process that made it.
+    origin: Origin,
     /// The thread that is inside a tap.
     in_tap: Mutex<Option<ThreadId>>,
     /// One driver at a time, where several are allowed.
@@ -58,6 +61,7 @@ impl VirtualTime {
             hosts: Mutex::default(),
             owner: Mutex::new(None),
             shared: AtomicBool::new(false),
+            origin: Origin::here(),
             in_tap: Mutex::new(None),
             driving: Mutex::new(()),
         })
@@ -104,6 +108,10 @@ impl VirtualTime {
     /// # Errors
     /// `EDEADLK`.
     pub fn enter(&self) -> Result<(), Cause> {
+        if !self.origin.is_here() {
+            let why = "the simulation belongs to the process that made it, and this is a child of that process".into();
+            return Err(Cause::NoDevice { why });
+        }
         if *self.in_tap.lock() == Some(std::thread::current().id()) {
             return Err(Cause::Deadlock {
                 why: "a tap runs inside the network: it may look at the packet and decide, not call verbs \

@@ -5,6 +5,7 @@ use softroce::sim::{Link, Sim};
 
 use super::testbed::Testbed;
 
+mod annex;
 mod atomics;
 mod causes;
 mod completions;
@@ -15,6 +16,7 @@ mod limits;
 mod memory;
 mod ops;
 mod requests;
+mod shared;
 mod states;
 mod windows;
 
