@@ -318,11 +318,18 @@ fn in_a_simulation_with_losses() {
 /// parking_lot's table of waiting threads grows with the number of threads that ever waited for a lock, at
 /// the moment when one waits for its first time. This makes it large enough for all that come later.
 fn a_crowd_at_a_lock() {
-    let lock = parking_lot::Mutex::new(());
+    let (lock, all) = (parking_lot::Mutex::new(()), std::sync::Barrier::new(65));
     std::thread::scope(|scope| {
         let held = lock.lock();
-        (0..64).for_each(|_| drop(scope.spawn(|| drop(lock.lock()))));
-        std::thread::sleep(Duration::from_millis(50));
+        for _ in 0..64 {
+            scope.spawn(|| {
+                all.wait();
+                drop(lock.lock());
+            });
+        }
+        all.wait();
+        // Time for most of them to fall asleep.
+        (0..10_000).for_each(|_| std::thread::yield_now());
         drop(held);
     });
 }
