@@ -204,11 +204,11 @@ impl Trace {
     /// let picture = trace.diagram().of(&x).to_string();
     /// let lines: Vec<&str> = picture.lines().skip(1).collect();
     /// assert_eq!(lines, [
-    ///     "       2.007 us │── RC_WRITE_ONLY psn 0x100, 5 B (dropped by a rule) ✗│",
-    ///     "  536870.912 us │ • goes back to psn 0x100: Timeout                   │",
-    ///     "  536872.919 us │── RC_WRITE_ONLY psn 0x100, 5 B ────────────────────►│",
-    ///     "  536876.933 us │◄─ RC_ACKNOWLEDGE psn 0x100 ─────────────────────────│",
-    ///     "  536878.940 us │ • request 1: Success                                │",
+    ///     "      2.009 us  │── RC_WRITE_ONLY psn 0x100, 5 B ──────────────────────✗│ dropped by a rule",
+    ///     " 536870.912 us  │ • goes back to psn 0x100: Timeout                     │",
+    ///     " 536872.921 us  │── RC_WRITE_ONLY psn 0x100, 5 B ──────────────────────►│",
+    ///     " 536876.937 us  │◄─ RC_ACK psn 0x100 ───────────────────────────────────│",
+    ///     " 536878.944 us  │ • request 1: Success                                  │",
     /// ]);
     /// # Ok(())
     /// # }

@@ -18,8 +18,8 @@ type Ends = (Place, Place);
 /// Packets, and what hosts do about them, as a picture: see [`Trace::diagram`](super::Trace::diagram).
 ///
 /// A line for each packet, at the time at which the switch had done with it: an arrow from its sender to its receiver,
-/// with opcode, PSN and bytes of payload; one that was lost ends in `✗` and the reason. What a host says beside its
-/// line are completions, and going back to send again.
+/// with opcode, PSN and bytes of payload; one that was lost ends in `✗`. What became of it otherwise stands at the end
+/// of the line. What a host says beside its own line are completions, and going back to send again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Diagram {
     events: Vec<(Duration, Event)>,
@@ -160,8 +160,9 @@ impl Diagram {
     }
 }
 
-/// Characters between two columns.
-const GAP: usize = 52;
+/// Characters from one column to the next: room for the longest label, and for the number of a queue pair in it.
+const GAP: usize = 56;
+const GAP_WITH_QP: usize = 72;
 /// Characters before the first column.
 const MARGIN: usize = 16;
 
@@ -169,9 +170,9 @@ const MARGIN: usize = 16;
 struct Row(Vec<char>);
 
 impl Row {
-    fn new(columns: usize) -> Self {
-        let mut row = vec![' '; MARGIN + 1 + columns.saturating_sub(1) * GAP];
-        (0..columns).for_each(|i| row[MARGIN + i * GAP] = '│');
+    fn new(columns: usize, gap: usize) -> Self {
+        let mut row = vec![' '; MARGIN + 1 + columns.saturating_sub(1) * gap];
+        (0..columns).for_each(|i| row[MARGIN + i * gap] = '│');
         Self(row)
     }
 
@@ -203,8 +204,9 @@ impl fmt::Display for Diagram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = self.hosts();
         let column = |host: usize| hosts.iter().position(|&h| h == host).unwrap_or(0);
-        let at = |host: usize| MARGIN + column(host) * GAP;
-        let mut head = Row::new(0);
+        let gap = if self.ends.is_some() { GAP } else { GAP_WITH_QP };
+        let at = |host: usize| MARGIN + column(host) * gap;
+        let mut head = Row::new(0, gap);
         for &host in &hosts {
             let mut text = format!("host {host}");
             if let Some((a, b)) = self.ends {
@@ -226,13 +228,15 @@ impl fmt::Display for Diagram {
             writeln!(f, "({} lines before these are not shown)", self.before)?;
         }
         for (time, event) in &self.events {
-            let mut row = Row::new(hosts.len());
+            let mut row = Row::new(hosts.len(), gap);
             row.time(*time);
             match event {
                 Event::Mark(label) => row.put(MARGIN, &format!("┄┄ {label} ┄┄")),
                 Event::Note(_, (host, _), text) => row.put(at(*host) + 2, text),
                 Event::Packet(_, p) => {
-                    let (from, to) = (at(p.from), p.to.map(&at));
+                    let from = at(p.from);
+                    // To itself, or to nobody: a stub to the right.
+                    let to = p.to.map(&at).filter(|&to| to != from).unwrap_or(from + gap - 4);
                     arrow(&mut row, from, to, p, self.ends.is_none());
                 }
             }
@@ -243,36 +247,17 @@ impl fmt::Display for Diagram {
 }
 
 /// Draws a packet.
-fn arrow(row: &mut Row, from: usize, to: Option<usize>, p: &Passage, name_qp: bool) {
-    let mut label = describe(p, name_qp);
-    let fate: Vec<&str> = p.notes.words().chain(p.dropped).collect();
-    if !fate.is_empty() {
-        let _ = write!(label, " ({})", fate.join(", "));
-    }
-    // To itself, or to nobody: a stub to the right.
-    let to = to.filter(|&to| to != from).unwrap_or(from + GAP / 2);
+fn arrow(row: &mut Row, from: usize, to: usize, p: &Passage, name_qp: bool) {
     let (low, high) = (from.min(to), from.max(to));
     for at in low + 1..high {
         row.put(at, "─");
     }
-    let lost = p.dropped.is_some();
-    let rightwards = from < to;
-    let end = if rightwards { high - 1 } else { low + 1 };
-    row.put(
-        end,
-        if lost {
-            "✗"
-        } else if rightwards {
-            "►"
-        } else {
-            "◄"
-        },
-    );
-    row.put(low + 3, &format!(" {label} "));
-    if !lost && label.chars().count() + 5 > high - low - 2 {
-        // The text has covered the head of the arrow.
-        row.put(end, if rightwards { "►" } else { "◄" });
-    }
+    row.put(low + 3, &format!(" {} ", describe(p, name_qp)));
+    let (end, head) = if from < to { (high - 1, "►") } else { (low + 1, "◄") };
+    row.put(end, if p.dropped.is_some() { "✗" } else { head });
+    let fate: Vec<&str> = p.notes.words().chain(p.dropped).collect();
+    let margin = row.0.len() + 1;
+    row.put(margin, &fate.join(", "));
 }
 
 /// What a packet is.
