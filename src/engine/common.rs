@@ -218,6 +218,7 @@ impl Common {
     }
 
     /// Writes a completion; it is published with the others of the pass.
+    #[inline]
     pub(crate) fn complete(&mut self, cq: u32, cqe: Cqe, solicited: bool) {
         self.observe(|| NicEvent::Completed {
             qpn: cqe.qpn,

@@ -258,6 +258,7 @@ impl CqProducer {
     ///
     /// # Errors
     /// [`Overrun`], also for ever after.
+    #[inline]
     pub fn stage(&mut self, cqe: Cqe, solicited: bool) -> Result<(), Overrun> {
         if self.shared.overrun.load(Ordering::Relaxed) {
             return Err(Overrun);

@@ -8,7 +8,8 @@
 //!   `tail` with release after it has read; each reads the other's counter with acquire.
 //! - Either end is a token that cannot be copied. Its methods are the only way to the slots, so there is one
 //!   producer and one consumer by construction.
-//! - The depth is any number, also 0 (always full); exactly so many slots are allocated.
+//! - The depth is any number, also 0 (always full). Slots are allocated for the next power of two, so that the
+//!   slot of a position is a mask away.
 #![allow(
     unsafe_code,
     reason = "slots are shared between two threads, who owns which is the protocol above"
@@ -30,6 +31,7 @@ struct Shared<H> {
     head: Line<AtomicU32>,
     /// The first slot not yet released.
     tail: Line<AtomicU32>,
+    /// As many as a power of two, and not none.
     headers: Box<[UnsafeCell<H>]>,
     /// `stride` words for each header. They are entered together with their header.
     words: Box<[cell::UnsafeCell<u64>]>,
@@ -44,14 +46,19 @@ unsafe impl<H: Send> Send for Shared<H> {}
 
 impl<H: Copy + Default> Shared<H> {
     fn new(depth: u32, stride: usize, at: u32) -> Arc<Self> {
-        let depth = depth as usize;
+        let slots = depth.next_power_of_two() as usize;
         Arc::new(Self {
             head: Line(AtomicU32::new(at)),
             tail: Line(AtomicU32::new(at)),
-            headers: (0..depth).map(|_| UnsafeCell::new(H::default())).collect(),
-            words: (0..depth * stride).map(|_| cell::UnsafeCell::new(0)).collect(),
+            headers: (0..slots).map(|_| UnsafeCell::new(H::default())).collect(),
+            words: (0..slots * stride).map(|_| cell::UnsafeCell::new(0)).collect(),
             stride,
         })
+    }
+
+    /// The slot of a position.
+    fn slot(&self, count: u32) -> usize {
+        count as usize & (self.headers.len() - 1)
     }
 
     /// The words of a slot.
@@ -62,29 +69,12 @@ impl<H: Copy + Default> Shared<H> {
     }
 }
 
-/// A place in the ring: the counter, and the slot it falls on. The depth need not divide 2^32, so the slot
-/// cannot be computed from the counter.
-#[derive(Clone, Copy)]
-struct Place {
-    count: u32,
-    slot: u32,
-}
-
-impl Place {
-    /// `n` further on, with `n` at most `depth`.
-    fn plus(self, n: u32, depth: u32) -> Self {
-        let room = depth - self.slot;
-        let slot = if n < room { self.slot + n } else { n - room };
-        Self { count: self.count.wrapping_add(n), slot }
-    }
-}
-
 /// The end that fills slots.
 pub struct Producer<H> {
     shared: Arc<Shared<H>>,
     depth: u32,
     /// The next slot to write; ahead of the shared head by what is staged.
-    next: Place,
+    next: u32,
     /// The shared head, which only we move.
     published: u32,
     /// A tail seen earlier; the true one is here or further on.
@@ -94,9 +84,8 @@ pub struct Producer<H> {
 /// The end that empties slots.
 pub struct Consumer<H> {
     shared: Arc<Shared<H>>,
-    depth: u32,
     /// The first slot not yet released.
-    first: Place,
+    first: u32,
 }
 
 /// Makes a ring of `depth` slots, each a header and `stride` words, all zero or default.
@@ -107,10 +96,9 @@ pub fn ring<H: Copy + Default>(depth: u32, stride: usize) -> (Producer<H>, Consu
 /// The same, with counters that begin at `at`.
 fn ring_at<H: Copy + Default>(depth: u32, stride: usize, at: u32) -> (Producer<H>, Consumer<H>) {
     let shared = Shared::new(depth, stride, at);
-    let start = Place { count: at, slot: 0 };
     let producer =
-        Producer { shared: Arc::clone(&shared), depth, next: start, published: at, tail: at };
-    (producer, Consumer { shared, depth, first: start })
+        Producer { shared: Arc::clone(&shared), depth, next: at, published: at, tail: at };
+    (producer, Consumer { shared, first: at })
 }
 
 impl<H: Copy + Default> Producer<H> {
@@ -121,7 +109,7 @@ impl<H: Copy + Default> Producer<H> {
 
     /// Counter of the slot that is written next.
     pub fn next(&self) -> u32 {
-        self.next.count
+        self.next
     }
 
     /// The first slot that the consumer has not released.
@@ -131,7 +119,7 @@ impl<H: Copy + Default> Producer<H> {
 
     /// Slots that can be written now.
     pub fn free(&self) -> u32 {
-        self.depth - self.next.count.wrapping_sub(self.tail())
+        self.depth - self.next.wrapping_sub(self.tail())
     }
 
     /// Writes the next slot and publishes it, with all staged before. `false` if the ring is full; `f` is not
@@ -160,13 +148,13 @@ impl<H: Copy + Default> Producer<H> {
         &mut self,
         f: impl FnOnce(&mut H, &mut [u64]) -> Result<(), E>,
     ) -> Result<bool, E> {
-        if self.next.count.wrapping_sub(self.tail) >= self.depth {
+        if self.next.wrapping_sub(self.tail) >= self.depth {
             self.tail = self.tail();
-            if self.next.count.wrapping_sub(self.tail) >= self.depth {
+            if self.next.wrapping_sub(self.tail) >= self.depth {
                 return Ok(false);
             }
         }
-        let slot = self.next.slot as usize;
+        let slot = self.shared.slot(self.next);
         self.shared.headers[slot].with_mut(|header| {
             // SAFETY: the slot is not in tail..head, so the consumer does not reach it, and the acquire load
             // of the tail made its last reads happen before. This is the only producer, borrowed mutably.
@@ -176,14 +164,14 @@ impl<H: Copy + Default> Producer<H> {
             let words = unsafe { slice::from_raw_parts_mut(words, self.shared.stride) };
             f(header, words)
         })?;
-        self.next = self.next.plus(1, self.depth);
+        self.next = self.next.wrapping_add(1);
         Ok(true)
     }
 
     /// Hands all staged slots to the consumer.
     pub fn publish(&mut self) {
-        if self.published != self.next.count {
-            self.published = self.next.count;
+        if self.published != self.next {
+            self.published = self.next;
             self.shared.head.0.store(self.published, Ordering::Release);
         }
     }
@@ -197,12 +185,12 @@ impl<H: Copy + Default> Consumer<H> {
 
     /// The first slot not yet released.
     pub fn tail(&self) -> u32 {
-        self.first.count
+        self.first
     }
 
     /// Slots published and not released.
     pub fn len(&self) -> u32 {
-        self.head().wrapping_sub(self.first.count)
+        self.head().wrapping_sub(self.first)
     }
 
     /// Whether there are none.
@@ -212,11 +200,11 @@ impl<H: Copy + Default> Consumer<H> {
 
     /// Header and words of slot `i`, if it is published and not released.
     pub fn get(&self, i: u32) -> Option<(&H, &[u64])> {
-        let ahead = i.wrapping_sub(self.first.count);
+        let ahead = i.wrapping_sub(self.first);
         if ahead >= self.len() {
             return None;
         }
-        let slot = self.first.plus(ahead, self.depth).slot as usize;
+        let slot = self.shared.slot(i);
         self.shared.headers[slot].with(|header| {
             // SAFETY: the slot is in tail..head, so the producer does not write it before `release` moves
             // the tail, which needs this borrow to be over; the acquire load of the head made its writes
@@ -234,12 +222,12 @@ impl<H: Copy + Default> Consumer<H> {
     /// # Panics
     /// If `to` is not in `tail..=head`.
     pub fn release(&mut self, to: u32) {
-        let n = to.wrapping_sub(self.first.count);
+        let n = to.wrapping_sub(self.first);
         if n == 0 {
             return;
         }
         assert!(n <= self.len(), "released {n} slots of {}", self.len());
-        self.first = self.first.plus(n, self.depth);
+        self.first = to;
         self.shared.tail.0.store(to, Ordering::Release);
     }
 }
@@ -284,7 +272,7 @@ impl<H> fmt::Debug for Producer<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Producer")
             .field("depth", &self.depth)
-            .field("next", &self.next.count)
+            .field("next", &self.next)
             .field("published", &self.published)
             .finish_non_exhaustive()
     }
@@ -293,8 +281,7 @@ impl<H> fmt::Debug for Producer<H> {
 impl<H> fmt::Debug for Consumer<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Consumer")
-            .field("depth", &self.depth)
-            .field("tail", &self.first.count)
+            .field("tail", &self.first)
             .finish_non_exhaustive()
     }
 }

@@ -10,6 +10,7 @@
 //! it: [`recover_ident`].
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::LazyLock;
 
 use super::bth::Bth;
 
@@ -24,6 +25,10 @@ const UDP: u8 = 17;
 
 /// The CRC after the leading 8 bytes of ones, from where every computation goes on.
 const AFTER_ONES: u32 = !0xdebb_20e3;
+
+/// Where every computation begins. It knows already what the processor can do.
+static BEHIND_ONES: LazyLock<crc32fast::Hasher> =
+    LazyLock::new(|| crc32fast::Hasher::new_with_initial(AFTER_ONES));
 
 /// The IP and UDP fields that the ICRC covers. Lengths are derived from the datagram, and the destination
 /// port is that of RoCEv2.
@@ -111,7 +116,7 @@ pub fn compute(ip: &IpFields, sealed: &[u8]) -> u32 {
             V6_LEN
         }
     };
-    let mut hasher = crc32fast::Hasher::new_with_initial(AFTER_ONES);
+    let mut hasher = BEHIND_ONES.clone();
     if rest.len() <= SHORT {
         b[len..len + rest.len()].copy_from_slice(rest);
         hasher.update(&b[..len + rest.len()]);

@@ -237,6 +237,14 @@ impl Mtu {
         128 << (self as usize)
     }
 
+    /// Packets of a message of `len` bytes; one for none.
+    pub const fn packets(self, len: u32) -> u32 {
+        // A shift: a size that is known when the program runs would be divided by.
+        let full = len >> (7 + self as u32);
+        let rest = len as usize & (self.bytes() - 1) != 0;
+        if full == 0 { 1 } else { full + rest as u32 }
+    }
+
     /// From the number of `enum ibv_mtu`, 1 to 5.
     pub const fn from_raw(raw: u8) -> Option<Self> {
         match raw {
@@ -264,6 +272,14 @@ impl Mtu {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn segmentation() {
+        let of = |m: Mtu, lengths: [u32; 5]| lengths.map(|n| m.packets(n));
+        assert_eq!(of(Mtu::B1024, [0, 1, 1024, 1025, 2048]), [1, 1, 1, 2, 2]);
+        assert_eq!(of(Mtu::B4096, [4095, 4096, 4097, 1 << 20, u32::MAX]), [1, 1, 2, 256, 1 << 20]);
+        assert_eq!(Mtu::B256.packets(1 << 31), 1 << 23);
+    }
 
     #[test]
     fn mtu_numbers() {

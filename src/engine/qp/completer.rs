@@ -306,7 +306,7 @@ impl Qp {
             return;
         }
         self.req.una = index.wrapping_add(1);
-        if let Some((&wqe, _)) = self.sq.get(index) {
+        if let Some((wqe, _)) = self.sq.get(index) {
             if matches!(wqe.op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
                 c.count(Counter::RdmaSends);
             }

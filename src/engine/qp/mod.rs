@@ -383,6 +383,7 @@ impl Qp {
     }
 
     /// The skeleton of a completion of this queue pair.
+    #[inline]
     fn cqe(&self, kind: CqeKind, wr_id: u64, status: WcStatus) -> Cqe {
         let tag = match kind {
             CqeKind::Send => self.send_cq.tag,

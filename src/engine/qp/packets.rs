@@ -35,7 +35,8 @@ pub(super) struct Plan {
     /// Where its payload starts in the message.
     offset: usize,
     pub(super) payload: usize,
-    ext: Ext,
+    /// Length that its header tells of: of the message, or of the part of a READ that is asked for.
+    dma_len: u32,
     ack_req: bool,
     se: bool,
     charge: u64,
@@ -45,6 +46,34 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// What stands behind the BTH. (The opcode says which of it.)
+    fn ext(&self, wqe: &SendWqe) -> Ext {
+        let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: self.dma_len };
+        let atomic = |swap_add, compare| {
+            let eth = AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_add, compare };
+            Ext { atomic: Some(eth), ..Ext::default() }
+        };
+        match wqe.op {
+            SendOp::CompareSwap => atomic(wqe.swap, wqe.compare_add),
+            SendOp::FetchAdd => atomic(wqe.compare_add, 0),
+            SendOp::Read => {
+                let va = reth.va.wrapping_add(self.offset as u64);
+                Ext { reth: Some(Reth { va, ..reth }), ..Ext::default() }
+            }
+            SendOp::Flush => {
+                let [.., feth] = wqe.imm_or_inv.to_be_bytes();
+                let feth = Feth { sel: feth >> 4 & 3, plt: feth & 0xf };
+                Ext { feth: Some(feth), reth: Some(reth), ..Ext::default() }
+            }
+            _ => Ext {
+                reth: Some(reth),
+                immdt: Some(ImmDt(wqe.imm_or_inv)),
+                ieth: Some(Ieth { rkey: Rkey(wqe.imm_or_inv) }),
+                ..Ext::default()
+            },
+        }
+    }
+
     /// What an observer is told of its payload.
     pub(super) fn gathered(&self, qpn: Qpn) -> Option<NicEvent> {
         let Self { psn, offset, payload: bytes, .. } = *self;
@@ -60,78 +89,9 @@ pub(super) fn charge(len: u32, mtu: usize, from: u32, to: u32) -> u64 {
 
 impl Qp {
     pub(super) fn plan_packet(&mut self, c: &mut Common, track: Track) -> Option<Plan> {
-        let (&wqe, _) = self.sq.get(self.req.cur)?;
-        let packet = self.req.cur_packet;
-        let mtu = self.mtu.bytes();
-        let psn = track.first.offset(packet);
-        let mut plan = Plan {
-            opcode: Opcode::RC_READ_REQUEST,
-            psn,
-            psns: 1,
-            offset: packet as usize * mtu,
-            payload: 0,
-            ext: Ext::default(),
-            ack_req: true,
-            se: false,
-            charge: 0,
-            window: TO_PEER,
-            takes_credit: false,
-        };
-        if is_read_class(wqe.op) {
-            let at = Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length };
-            let only =
-                |operation| Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain);
-            if wqe.op == SendOp::AtomicWrite {
-                plan.opcode = only(Operation::AtomicWrite)?;
-                plan.payload = wqe.length as usize;
-                plan.charge = charge(wqe.length, mtu, 0, 1);
-                plan.ext.reth = Some(at);
-            } else if wqe.op == SendOp::Flush {
-                plan.opcode = only(Operation::Flush)?;
-                plan.charge = PACKET_CHARGE;
-                let [.., feth] = wqe.imm_or_inv.to_be_bytes();
-                plan.ext.feth = Some(Feth { sel: feth >> 4 & 3, plt: feth & 0xf });
-                let dma_len = u32::try_from(wqe.compare_add).unwrap_or(u32::MAX);
-                plan.ext.reth = Some(Reth { dma_len, ..at });
-            } else if wqe.op == SendOp::Read {
-                let end = track.chunk_end(packet);
-                plan.psns = end - packet;
-                plan.window = TO_US;
-                plan.charge = charge(wqe.length, mtu, packet, end);
-                let bytes = (end as usize * mtu).min(wqe.length as usize) - plan.offset;
-                plan.ext.reth = Some(Reth {
-                    va: wqe.remote_addr.wrapping_add(plan.offset as u64),
-                    rkey: wqe.rkey,
-                    dma_len: u32::try_from(bytes).unwrap_or(u32::MAX),
-                });
-            } else {
-                let operation = match wqe.op {
-                    SendOp::CompareSwap => Operation::CompareSwap,
-                    _ => Operation::FetchAdd,
-                };
-                plan.opcode = only(operation)?;
-                plan.charge = PACKET_CHARGE;
-                plan.ext.atomic = Some(match wqe.op {
-                    SendOp::CompareSwap => AtomicEth {
-                        va: wqe.remote_addr,
-                        rkey: wqe.rkey,
-                        swap_add: wqe.swap,
-                        compare: wqe.compare_add,
-                    },
-                    _ => AtomicEth {
-                        va: wqe.remote_addr,
-                        rkey: wqe.rkey,
-                        swap_add: wqe.compare_add,
-                        compare: 0,
-                    },
-                });
-            }
-            plan.takes_credit = self.req.is_new(psn);
-            if plan.takes_credit && self.req.rd_out >= self.set.max_rd_atomic {
-                return None;
-            }
-        } else {
-            self.plan_data(&mut plan, &wqe, track)?;
+        let mut plan = self.at_cursor(track)?;
+        if plan.takes_credit && self.req.rd_out >= self.set.max_rd_atomic {
+            return None;
         }
         if !self.kind.is_reliable() {
             // Nothing comes back that could tell of room or be asked for.
@@ -141,6 +101,56 @@ impl Qp {
         if !self.has_room(c, &mut plan) {
             return None;
         }
+        Some(plan)
+    }
+
+    /// The packet at the cursor, whether or not it may leave.
+    fn at_cursor(&self, track: Track) -> Option<Plan> {
+        let (wqe, _) = self.sq.get(self.req.cur)?;
+        let packet = self.req.cur_packet;
+        let mtu = self.mtu.bytes();
+        let psn = track.first.offset(packet);
+        let mut plan = Plan {
+            opcode: Opcode::RC_READ_REQUEST,
+            psn,
+            psns: 1,
+            offset: packet as usize * mtu,
+            payload: 0,
+            dma_len: wqe.length,
+            ack_req: true,
+            se: false,
+            charge: PACKET_CHARGE,
+            window: TO_PEER,
+            takes_credit: false,
+        };
+        if !is_read_class(wqe.op) {
+            self.plan_data(&mut plan, wqe, track)?;
+            return Some(plan);
+        }
+        plan.takes_credit = self.req.is_new(psn);
+        let operation = match wqe.op {
+            SendOp::Read => {
+                let end = track.chunk_end(packet);
+                plan.psns = end - packet;
+                plan.window = TO_US;
+                plan.charge = charge(wqe.length, mtu, packet, end);
+                let bytes = (end as usize * mtu).min(wqe.length as usize) - plan.offset;
+                plan.dma_len = u32::try_from(bytes).unwrap_or(u32::MAX);
+                return Some(plan);
+            }
+            SendOp::AtomicWrite => {
+                plan.payload = wqe.length as usize;
+                plan.charge = charge(wqe.length, mtu, 0, 1);
+                Operation::AtomicWrite
+            }
+            SendOp::Flush => {
+                plan.dma_len = u32::try_from(wqe.compare_add).unwrap_or(u32::MAX);
+                Operation::Flush
+            }
+            SendOp::CompareSwap => Operation::CompareSwap,
+            _ => Operation::FetchAdd,
+        };
+        plan.opcode = Opcode::compose(Transport::Rc, operation, Position::Only, Tail::Plain)?;
         Some(plan)
     }
 
@@ -165,9 +175,6 @@ impl Qp {
         plan.opcode = Opcode::compose(self.kind.transport(), operation, position, tail)?;
         plan.payload = (wqe.length as usize - plan.offset).min(self.mtu.bytes());
         plan.charge = charge(wqe.length, self.mtu.bytes(), packet, packet + 1);
-        plan.ext.reth = Some(Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: wqe.length });
-        plan.ext.immdt = Some(ImmDt(wqe.imm_or_inv));
-        plan.ext.ieth = Some(Ieth { rkey: Rkey(wqe.imm_or_inv) });
         // SE means something only where a receive completes.
         plan.se = last
             && wqe.flags.contains(SendFlags::SOLICITED)
@@ -245,10 +252,11 @@ impl Qp {
         bth.ack_req = plan.ack_req;
         bth.se = plan.se;
         let ip = self.ip.with_ident(batch.ident());
-        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &plan.ext, plan.payload);
-        if plan.payload > 0
-            && let Some((wqe, words)) = self.sq.get(self.req.cur)
-        {
+        // It is there: the plan was made from it.
+        let Some((wqe, words)) = self.sq.get(self.req.cur) else { return Ok(()) };
+        let ext = plan.ext(wqe);
+        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, plan.payload);
+        if plan.payload > 0 {
             gather(&c.mrs, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
         }
         let size = builder.finish(&ip);

@@ -318,7 +318,6 @@ impl Qp {
             return false;
         }
         let Some((wqe, words)) = self.sq.get(index) else { return false };
-        let wqe = *wqe;
         let fenced = wqe.flags.contains(SendFlags::FENCE) && self.req.rd_out > 0;
         let mut track = Track { first: self.req.next_psn, packets: 0, chunk: 1 };
         match wqe.op {
@@ -369,7 +368,7 @@ impl Qp {
                 if fenced {
                     return false;
                 }
-                track.packets = packets(wqe.length, self.mtu.bytes());
+                track.packets = self.mtu.packets(wqe.length);
             }
             SendOp::Read
             | SendOp::CompareSwap
@@ -383,7 +382,7 @@ impl Qp {
                     return self.fail_beginning(c, index, track, WcStatus::LocQpOp);
                 }
                 if wqe.op == SendOp::Read {
-                    track.packets = packets(wqe.length, self.mtu.bytes());
+                    track.packets = self.mtu.packets(wqe.length);
                     track.chunk = self.read_chunk(c, track.packets);
                 } else {
                     track.packets = 1;
@@ -506,20 +505,9 @@ impl Qp {
     }
 }
 
-/// Packets of a message.
-fn packets(len: u32, mtu: usize) -> u32 {
-    u32::try_from((len as usize).div_ceil(mtu)).unwrap_or(u32::MAX).max(1)
-}
-
 #[cfg(test)]
 mod unit {
     use super::*;
-
-    #[test]
-    fn segmentation() {
-        assert_eq!([0, 1, 1024, 1025, 2048].map(|n| packets(n, 1024)), [1, 1, 1, 2, 2]);
-        assert_eq!(packets(1 << 31, 256), 1 << 23);
-    }
 
     #[test]
     fn chunks_of_a_read() {

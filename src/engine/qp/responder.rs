@@ -167,6 +167,12 @@ impl Responder {
         })
     }
 
+    /// The place behind `place`.
+    fn after(&self, place: usize) -> usize {
+        // No division: this is done for each request.
+        if place + 1 < self.resources.len() { place + 1 } else { 0 }
+    }
+
     /// How many entries are older than that at `place`.
     fn age(&self, place: usize) -> usize {
         let n = self.resources.len();
@@ -186,7 +192,7 @@ impl Responder {
         let place = self.oldest;
         let Some(entry) = self.resources.get_mut(place) else { return };
         let before = entry.replace(resource);
-        self.oldest = (place + 1) % self.resources.len();
+        self.oldest = self.after(place);
         if self.pending == 0 {
             self.answering = place;
         } else if before.is_some_and(|r| r.is_pending()) {
@@ -210,12 +216,14 @@ impl Responder {
 
     /// The place of the entry with something to send whose PSN is lowest.
     pub(super) fn first_pending(&mut self) -> Option<usize> {
-        let n = self.resources.len();
-        for _ in 0..n {
+        if self.pending == 0 {
+            return None;
+        }
+        for _ in 0..self.resources.len() {
             if self.resources[self.answering].is_some_and(|r| r.is_pending()) {
                 return Some(self.answering);
             }
-            self.answering = (self.answering + 1) % n;
+            self.answering = self.after(self.answering);
         }
         None
     }
@@ -357,7 +365,7 @@ impl Qp {
     fn accepted(&mut self, c: &mut Common, packet: &Packet<'_>) {
         let info = packet.info();
         let psns = match info.operation {
-            Operation::Read => self.read_packets(packet.reth().map_or(0, |r| r.dma_len)),
+            Operation::Read => self.mtu.packets(packet.reth().map_or(0, |r| r.dma_len)),
             _ => 1,
         };
         self.resp.epsn = packet.psn().offset(psns);
@@ -377,10 +385,6 @@ impl Qp {
             // The answer acknowledges all that came before.
             _ => self.resp.ack = Ack::Nothing,
         }
-    }
-
-    fn read_packets(&self, len: u32) -> u32 {
-        u32::try_from((len as usize).div_ceil(self.mtu.bytes())).unwrap_or(u32::MAX).max(1)
     }
 
     pub(super) fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
@@ -541,7 +545,7 @@ impl Qp {
         }
         let resource = Resource {
             first: packet.psn(),
-            packets: self.read_packets(reth.dma_len),
+            packets: self.mtu.packets(reth.dma_len),
             msn: self.resp.msn.offset(1),
             what: What::Read { va: reth.va, len: reth.dma_len, rkey: reth.rkey },
             next: 0,
