@@ -367,10 +367,7 @@ impl Engine {
         match (from, to) {
             (QpState::Init, QpState::Rtr) => {
                 qp.start_responder();
-                let (qpn, dest_qpn, peer) = (qp.qpn.raw(), qp.dest_qp.raw(), qp.path.dst);
-                let connected = qp.kind != QpType::Ud;
-                self.common
-                    .observe(|| connected.then_some(NicEvent::Connected { qpn, dest_qpn, peer }));
+                self.common.observe(|| connection(qp));
             }
             (QpState::Rtr, QpState::Rts) => qp.start_requester(),
             // What was posted while the queue stood still fails, as it would have by itself.
@@ -556,6 +553,12 @@ impl Engine {
     pub fn count_dropped(&mut self, packets: u64) {
         self.common.counters.add(Counter::DropDestroyed, packets);
     }
+}
+
+/// What is told of a queue pair that was connected.
+fn connection(qp: &Qp) -> Option<NicEvent> {
+    let (qpn, dest_qpn, peer) = (qp.qpn.raw(), qp.dest_qp.raw(), qp.path.dst);
+    (qp.kind != QpType::Ud).then_some(NicEvent::Connected { qpn, dest_qpn, peer })
 }
 
 /// Sets the attributes; their values were checked.

@@ -280,9 +280,7 @@ impl<H> fmt::Debug for Producer<H> {
 
 impl<H> fmt::Debug for Consumer<H> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Consumer")
-            .field("tail", &self.first)
-            .finish_non_exhaustive()
+        f.debug_struct("Consumer").field("tail", &self.first).finish_non_exhaustive()
     }
 }
 

@@ -14,7 +14,7 @@ use crate::wire::num::{Gid, Rkey};
 
 pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 
-use super::attr::AhAttr;
+use super::attr::{AhAttr, QpInitAttr};
 use super::cq::CompletionQueue;
 use super::endpoint::QpEndpoint;
 use super::error::{Error, Named, Result};
@@ -795,19 +795,4 @@ impl Drop for QueuePair {
             let _ = self.pd.nic().destroy_qp(self.handle, self.number());
         }
     }
-}
-
-/// What a queue pair was made with.
-#[doc(alias = "ibv_qp_init_attr")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QpInitAttr {
-    /// Its type.
-    pub kind: QpType,
-    /// Sizes of its queues.
-    pub cap: QpCap,
-    /// Every request makes a completion.
-    pub sig_all: bool,
-    /// Number of the shared receive queue that it takes its receives from.
-    pub srq: Option<u32>,
 }

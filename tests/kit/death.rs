@@ -158,7 +158,7 @@ fn a_host_comes_back_with_nothing_but_its_address() {
     // Nobody answers for the dead.
     a.post(SendWr::write(1, inline(b"x"), lent));
     assert_eq!(a.sent(), (1, WcStatus::RetryExc));
-    let unknown = again.counters(1).unwrap()["rx_drop_unknown_qp"];
+    let unknown = again.counters(1).unwrap()["drop_no_qp"];
     assert!(unknown > 0, "{:?}", again.counters(1));
     let [x, y] = connect([&a.ctx, &again], QpType::Rc, &QpAttr::default());
     assert_ne!((y.qp.endpoint().qpn, y.qp.endpoint().psn), (old.qpn, old.psn));

@@ -25,7 +25,7 @@ fn fates_are_in_the_picture() {
     }
     let trace = sim.trace(1000).unwrap();
     trace.mark("now");
-    for id in 0..4 {
+    for id in 0..9 {
         a.done(SendWr::send(id, ()));
     }
     sim.settle();

@@ -33,7 +33,7 @@ pub struct Diagram {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Event {
-    Packet(Ends, Passage),
+    Packet(Ends, Box<Passage>),
     /// Something that a host says: at which queue pair, of which connection.
     Note(Ends, Place, String),
     Mark(String),
@@ -73,7 +73,7 @@ impl Diagram {
                         (Some(to), None) => ends((to, qpn)),
                         (None, _) => ((p.from, 0), (p.from, 0)),
                     };
-                    Event::Packet(ends, p.clone())
+                    Event::Packet(ends, Box::new(p.clone()))
                 }
                 Step::Mark(label) => Event::Mark(label.clone()),
                 Step::Nic { host, event } => {
