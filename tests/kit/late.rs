@@ -1,5 +1,6 @@
 //! Bytes that land late: never later than a program may rely on, and otherwise whenever they like.
 
+use proptest::prelude::*;
 use softroce::prelude::*;
 use softroce::sim::{Link, Sim};
 
@@ -218,4 +219,94 @@ fn it_ends_when_it_is_told_to_and_outlives_a_reboot() {
     from.fill(0..LEN, 1);
     x.done(SendWr::write(1, from.sge(..), to.remote()));
     assert!(ones(&to) < LEN);
+}
+
+/// What a peer does to memory, and how its owner learns that it may look.
+#[derive(Clone, Debug)]
+enum Op {
+    Write {
+        at: usize,
+        len: usize,
+        byte: u8,
+        signaled: bool,
+    },
+    /// A message: its receive orders all before it.
+    Send,
+    /// The peer reads all of it back.
+    Read,
+    Add {
+        word: usize,
+    },
+    /// Time passes, and nothing is ordered.
+    Wait(u64),
+}
+
+fn op() -> impl Strategy<Value = Op> {
+    prop_oneof![
+        6 => (0..LEN, 0..600usize, any::<u8>(), any::<bool>()).prop_map(|(at, len, byte, signaled)| {
+            Op::Write { at, len: len.min(LEN - at), byte, signaled }
+        }),
+        1 => Just(Op::Send),
+        1 => Just(Op::Read),
+        1 => (0..LEN / 8).prop_map(|word| Op::Add { word }),
+        1 => (0..200_000u64).prop_map(Op::Wait),
+    ]
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+
+    /// At every moment at which a program may rely on it, memory is what it would be if nothing were late.
+    #[test]
+    fn memory_follows_the_model_wherever_it_may_be_looked_at(
+        seed in 0..1000u64,
+        loss in prop_oneof![Just(0.0), Just(0.05)],
+        ops in prop::collection::vec(op(), 1..40),
+    ) {
+        let sim = Sim::new(seed);
+        let [a, b] = sim.hosts(Link { loss, ..Link::default() });
+        let over = QpAttr::default().path_mtu(Mtu::B256);
+        let [a, b] = connect([&a, &b], QpType::Rc, &over);
+        sim.late_placement(&b.ctx, Duration::from_micros(100)).unwrap();
+        let (from, back, to) = (a.memory(LEN), a.memory(LEN), b.memory(LEN));
+        let mut model = vec![0; LEN];
+        for op in ops {
+            match op {
+                Op::Write { at, len, byte, signaled } => {
+                    from.fill(0..len, byte);
+                    let wr = SendWr::write(1, from.sge(0..len), to.remote().at(at as u64));
+                    a.post(if signaled { wr } else { wr.unsignaled() });
+                    // The source is used again.
+                    if signaled {
+                        prop_assert_eq!(a.sent().1, WcStatus::Success);
+                    } else {
+                        a.done(SendWr::write(2, (), to.remote()));
+                    }
+                    model[at..at + len].fill(byte);
+                }
+                Op::Send => {
+                    b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+                    a.done(SendWr::send(3, ()));
+                    prop_assert_eq!(b.received().1, WcStatus::Success);
+                    prop_assert_eq!(&to.to_vec(0..LEN), &model);
+                }
+                Op::Read => {
+                    a.done(SendWr::read(4, back.sge(..), to.remote()));
+                    prop_assert_eq!(&back.to_vec(0..LEN), &model);
+                }
+                Op::Add { word } => {
+                    let (at, result) = (word * 8, a.memory(8));
+                    let target = to.remote().at(at as u64);
+                    a.done(SendWr::fetch_add(5, result.sge(..), target, 1));
+                    let before = u64::from_ne_bytes(model[at..at + 8].try_into().unwrap());
+                    prop_assert_eq!(result.to_vec(0..8), before.to_ne_bytes());
+                    model[at..at + 8].copy_from_slice(&before.wrapping_add(1).to_ne_bytes());
+                    prop_assert_eq!(&to.to_vec(0..LEN), &model);
+                }
+                Op::Wait(ns) => sim.run_for(Duration::from_nanos(ns)),
+            }
+        }
+        sim.run_for(Duration::from_millis(1));
+        prop_assert_eq!(to.to_vec(0..LEN), model);
+    }
 }
