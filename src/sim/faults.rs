@@ -28,12 +28,27 @@ pub struct VerbFault {
     when: When,
 }
 
-/// Whose verbs. Without a number it is no host of a simulation.
+/// Whose verbs. `None` is no host of a simulation.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Of {
     All,
-    Host { host: Option<usize> },
-    Qp { host: Option<usize>, qpn: u32 },
+    Host(Option<Home>),
+    Qp(Option<Home>, u32),
+}
+
+/// A host, and the simulation that it is of.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Home {
+    /// Where its clock lies in memory: to tell simulations apart, and for nothing else.
+    simulation: usize,
+    host: usize,
+}
+
+impl Home {
+    fn of(ctx: &Context) -> Option<Self> {
+        let time = ctx.nic().virtual_time()?;
+        Some(Self { simulation: Arc::as_ptr(time).addr(), host: index_of(ctx)? })
+    }
 }
 
 impl VerbFault {
@@ -73,15 +88,13 @@ impl VerbFault {
 
     /// Only on this host.
     pub fn on(mut self, host: &Context) -> Self {
-        self.of = Of::Host { host: index_of(host) };
+        self.of = Of::Host(Home::of(host));
         self
     }
 
     /// Only of this queue pair.
     pub fn of(mut self, qp: &QueuePair) -> Self {
-        let host = index_of(qp.pd().context());
-
-        self.of = Of::Qp { host, qpn: qp.number() };
+        self.of = Of::Qp(Home::of(qp.pd().context()), qp.number());
         self
     }
 
@@ -111,7 +124,7 @@ impl VerbFault {
         self.when(When::Chance(p))
     }
 
-    fn check(self) -> Result<Fault> {
+    fn check(self, sim: &Sim) -> Result<Fault> {
         let bad = |what: &'static str| Error::verb("sim", Cause::Invalid { what: what.into() });
         match self.effect {
             Effect::Errno(1..=MAX_ERRNO) => {}
@@ -121,11 +134,16 @@ impl VerbFault {
             }
             Effect::Status(_) => {}
         }
-        let foreign = "the fault names something that is no part of a simulation";
+        let ours = Arc::as_ptr(&sim.0.time).addr();
+        let host = |home: Option<Home>| {
+            let home = home.filter(|home| home.simulation == ours);
+            home.map(|home| home.host)
+                .ok_or_else(|| bad("the fault names something that is no part of this simulation"))
+        };
         let (host, qpn) = match self.of {
             Of::All => (None, None),
-            Of::Host { host } => (Some(host.ok_or_else(|| bad(foreign))?), None),
-            Of::Qp { host, qpn } => (Some(host.ok_or_else(|| bad(foreign))?), Some(qpn)),
+            Of::Host(home) => (Some(host(home)?), None),
+            Of::Qp(home, qpn) => (Some(host(home)?), Some(qpn)),
         };
         Ok(Fault { points: self.points, effect: self.effect, host, qpn, when: self.when })
     }
@@ -196,7 +214,7 @@ impl Sim {
     ///
     /// # Errors
     /// `EINVAL`: a fault that makes no sense (no errno, [`Success`](WcStatus::Success), a probability that is none, a
-    /// count from 0), or one that names what is no part of a simulation.
+    /// count from 0), or one that names what is no part of this simulation.
     pub fn fault(&self, fault: VerbFault) -> Result<()> {
         self.add_fault(fault).map(drop)
     }
@@ -212,7 +230,7 @@ impl Sim {
 
     fn add_fault(&self, fault: VerbFault) -> Result<u64> {
         let faults = self.0.time.faults();
-        let id = faults.add(fault.check()?, &self.0.seeds).map_err(refused)?;
+        let id = faults.add(fault.check(self)?, &self.0.seeds).map_err(refused)?;
         if matches!(fault.effect, Effect::Status(_)) {
             for (_, nic) in self.0.time.nics() {
                 nic.be_judged();

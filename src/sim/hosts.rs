@@ -124,6 +124,18 @@ impl Sim {
 
     /// The number of a host, for [rules](super::Rule).
     ///
+    /// ```
+    /// use softroce::sim::{Action, Class, Link, Rule, Sim};
+    ///
+    /// # fn main() -> softroce::verbs::Result<()> {
+    /// let sim = Sim::new(1);
+    /// let [a, b] = sim.hosts(Link::default());
+    /// let (a, b) = (sim.host_of(&a)?, sim.host_of(&b)?);
+    /// sim.rule(Rule::new(Class::Ack, Action::Drop).from(b).to(a).nth(3))?;
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
     /// # Errors
     /// `EINVAL`: not a host of this simulation.
     pub fn host_of(&self, host: &Context) -> Result<HostId> {

@@ -191,6 +191,7 @@ fn faults_that_make_no_sense() {
         VerbFault::post(ENOMEM).nth(0),
         VerbFault::post(ENOMEM).every(0),
         VerbFault::post(ENOMEM).chance(1.5),
+        VerbFault::post(ENOMEM).on(&foreign),
     ] {
         assert_eq!(sim.fault(fault).unwrap_err().errno(), Some(EINVAL), "{fault:?}");
     }
