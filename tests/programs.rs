@@ -76,7 +76,7 @@ fn kv_store() {
     assert!(said.contains("as it comes: seed") && said.contains("and another from byte"), "{said}");
     // What is needed to look at it: how to run it again, the packets, the capture.
     assert!(said.contains("repeat with: SOFTROCE_SEED="), "{said}");
-    assert!(said.contains("RC_READ_RESPONSE_MIDDLE") && said.contains("RC_WRITE_LAST"), "{said}");
+    assert!(said.contains("RC_READ_RESP_MIDDLE") && said.contains("RC_WRITE_LAST"), "{said}");
     let capture = said.lines().find_map(|line| line.strip_prefix("packets: ")).unwrap();
     assert!(PathBuf::from(capture).is_file(), "{capture}");
     assert!(said.contains("seeds, and every entry was put by somebody"), "{said}");

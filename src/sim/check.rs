@@ -15,7 +15,7 @@ use crate::time::Duration;
 /// Records that are kept of a run that failed, the last ones.
 const RECORDS: usize = 50_000;
 /// Lines that are shown of each connection, the last ones.
-const LINES: usize = 40;
+const LINES: usize = 24;
 /// Connections that are shown, those with the latest packets.
 const CONNECTIONS: usize = 4;
 
@@ -31,6 +31,8 @@ pub struct Failure {
     pub at: Duration,
     /// A command that runs this seed alone.
     pub repeat: String,
+    /// The last packets of all connections in one picture, if there are several: what one did to the other.
+    pub together: Option<Diagram>,
     /// The last packets of each connection, those with the latest packets first.
     pub diagrams: Vec<Diagram>,
     /// Connections that are not shown.
@@ -57,7 +59,7 @@ impl fmt::Display for Failure {
             Ok(path) => writeln!(f, "packets: {}", path.display())?,
             Err(why) => writeln!(f, "packets: no capture: {why}")?,
         }
-        for diagram in &self.diagrams {
+        for diagram in self.together.iter().chain(&self.diagrams) {
             write!(f, "\n{diagram}")?;
         }
         if self.hidden > 0 {
@@ -168,7 +170,9 @@ fn record<E: fmt::Display>(
     let trace = Trace::last(&sim, RECORDS);
     let again = outcome(&sim, test);
     let capture = started.and_then(|()| sim.stop_pcap().map_err(|e| e.to_string()));
-    let mut diagrams = trace.diagram().connections();
+    let all = trace.diagram();
+    let mut diagrams = all.connections();
+    let together = (diagrams.len() > 1).then(|| all.last(LINES));
     let hidden = diagrams.len().saturating_sub(CONNECTIONS);
     diagrams.truncate(CONNECTIONS);
     let otherwise = match again {
@@ -181,6 +185,7 @@ fn record<E: fmt::Display>(
         what,
         at,
         repeat: command(seed),
+        together,
         diagrams: diagrams.into_iter().map(|d| d.last(LINES)).collect(),
         hidden,
         capture: capture.map(|()| path),
