@@ -238,6 +238,11 @@ fn bad_input_is_one_line() {
         (&["write_bw", "no host of this name"], "no host"),
         (&["ratios", "--rows", "nothing"], "write_1m_4096"),
         (&["ratios", "--pairs", "1"], "3..=80"),
+        (&["sweep", "-s", "0"], "-s 0"),
+        (&["sweep", "--depths", "1,20000"], "-t 20000"),
+        (&["sweep", "--qps", "1,x"], "'x'"),
+        (&["sweep", "--svg", "/nowhere/chart.svg"], "/nowhere/chart.svg"),
+        (&["sweep", "--test", "write_lat"], "write_bw"),
     ] {
         let output = run(args);
         let err = text(&output.stderr);
@@ -261,5 +266,46 @@ fn ratios_are_measured_and_told() {
         assert!(0.0 < at("q1") && at("q1") <= at("ratio") && at("ratio") <= at("q3"), "{row}");
         assert!(at("pairs") >= 3.0 && at("wall") > 0.0, "{row}");
         assert!(at("base_ns") > 0.0 && at("engine_ns") > 0.0, "{row}");
+        // A send at one side and a receive at the other, more or less.
+        assert!((0.1..10.0).contains(&at("calls")), "{row}");
+        assert!(row["drops"].is_u64(), "{row}");
     }
+}
+
+#[test]
+fn a_sweep_is_a_table_and_a_chart() {
+    let name = |what: &str| {
+        let file = format!("softroce-sweep-{}.{what}", std::process::id());
+        std::env::temp_dir().join(file).into_os_string().into_string().unwrap()
+    };
+    let (csv, svg) = (name("csv"), name("svg"));
+    let output = run(&[
+        "sweep", "--test", "send_bw", "-n", "40", "-s", "64,5000", "-t", "1,8", "-q", "1,2",
+        "--csv", &csv, "--svg", &svg, "--json",
+    ]);
+    let table = std::fs::read_to_string(&csv);
+    let chart = std::fs::read_to_string(&svg);
+    for file in [&csv, &svg] {
+        let _ = std::fs::remove_file(file);
+    }
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let json: Value = serde_json::from_str(text(&output.stdout)).unwrap();
+    let rows = json["rows"].as_array().unwrap();
+    let of = |row: &Value| ["qps", "tx_depth", "bytes"].map(|name| row[name].as_u64().unwrap());
+    let combinations = [1, 2].into_iter().flat_map(|qps| {
+        [1, 8].into_iter().flat_map(move |depth| [64, 5000].map(|bytes| [qps, depth, bytes]))
+    });
+    assert!(rows.iter().map(of).eq(combinations), "{json}");
+    let table = table.unwrap();
+    assert_eq!(table.lines().count(), 1 + rows.len(), "{table}");
+    for (row, line) in rows.iter().zip(table.lines().skip(1)) {
+        let [qps, depth, bytes] = of(row);
+        let messages = row["messages"].as_u64().unwrap();
+        assert_eq!(messages, 40 * qps);
+        assert!(line.starts_with(&format!("send_bw,{qps},{depth},{bytes},{messages},")), "{line}");
+        assert!(row["gbits"].as_f64().unwrap() > 0.0, "{row}");
+    }
+    assert_eq!(json["losses"].as_array().unwrap().len(), 4);
+    let chart = chart.unwrap();
+    assert!(chart.starts_with("<svg") && chart.contains("2 QP, depth 8"), "{chart}");
 }

@@ -173,6 +173,8 @@ pub struct PortStats {
     pub received_bytes: u64,
     /// System calls made to receive, those that brought nothing included.
     pub receive_calls: u64,
+    /// Those among them that brought nothing.
+    pub receive_calls_in_vain: u64,
     /// Passing errors of the receiving side, such as an interface that is down.
     pub receive_errors: u64,
     /// Datagrams that the kernel dropped at the socket: nearly always because the receive buffer was full,

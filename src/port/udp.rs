@@ -288,6 +288,7 @@ impl UdpPort {
         let got = match self.receive.receive(endpoint.socket.as_fd(), rx.spares().take(wanted)) {
             Ok(n) => n,
             Err(e) => {
+                self.stats.receive_calls_in_vain += 1;
                 endpoint.wanted = 1;
                 match e.raw_os_error() {
                     Some(libc::EAGAIN | libc::EINTR) => return Ok(()),
@@ -455,6 +456,9 @@ impl Port for UdpPort {
             Err(nix::errno::Errno::EINTR) => 0,
             Err(e) => return Err(e.into()),
         };
+        if ready == 0 {
+            self.stats.receive_calls_in_vain += 1;
+        }
         for event in &events[..ready] {
             if rx.spare_buffers() == 0 {
                 break;

@@ -259,6 +259,7 @@ impl Context {
             ("port_send_busy", stats.send_busy),
             ("port_received_datagrams", stats.received_datagrams),
             ("port_receive_calls", stats.receive_calls),
+            ("port_receive_calls_in_vain", stats.receive_calls_in_vain),
             ("port_overruns", stats.overruns),
             ("port_wrong_interface", stats.wrong_interface),
             ("port_truncated", stats.truncated),

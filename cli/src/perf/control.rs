@@ -15,7 +15,7 @@ use super::report::Row;
 use super::{Failure, Result, now};
 
 /// Raised when the lines change.
-pub(super) const VERSION: u32 = 1;
+pub(super) const VERSION: u32 = 2;
 /// Longest line: 1024 queue pairs and their addresses fit.
 const LONGEST: usize = 1 << 20;
 /// How long an answer may take that needs no measuring.
@@ -86,6 +86,8 @@ pub(super) struct Drops {
     pub(super) retransmitted: u64,
     /// Packets sent, of all kinds.
     pub(super) sent: u64,
+    /// System calls that sent or received something.
+    pub(super) calls: u64,
 }
 
 /// The connection to the other side.

@@ -2,7 +2,8 @@
 //!
 //! Two processes, a server and a client, agree over TCP ([`control`]) on what to measure; the client decides
 //! and the server does its part. Each side makes the same objects ([`side`]); the loops that are timed are
-//! in [`bandwidth`] and [`latency`], what they print in [`report`]. [`ratios`] compares the engine with what
+//! in [`bandwidth`] and [`latency`], what they print in [`report`]. [`sweep`] runs many of them and draws
+//! the result; [`ratios`] compares the engine with what
 //! the same sockets can do without it.
 //!
 //! *Rules.* What is timed touches nothing but verbs and the clock. Every wait is bounded. Bad input is one
@@ -22,6 +23,7 @@ mod ratios;
 mod report;
 mod session;
 mod side;
+mod sweep;
 
 use options::{Kind, Options};
 
@@ -72,6 +74,9 @@ enum Test {
     /// Latency of FETCH AND ADD: from posting to completion
     #[command(name = "atomic_lat")]
     AtomicLat(Options),
+    /// Bandwidth over sizes, depths and numbers of queue pairs: CSV and SVG
+    #[command(name = "sweep")]
+    Sweep(sweep::Args),
     /// The engine against bare sockets, in one run
     #[command(name = "ratios")]
     Ratios(ratios::Args),
@@ -117,6 +122,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Test::ReadLat(options) => session::run(Kind::ReadLat, options),
         Test::SendLat(options) => session::run(Kind::SendLat, options),
         Test::AtomicLat(options) => session::run(Kind::AtomicLat, options),
+        Test::Sweep(args) => sweep::run(args),
         Test::Ratios(args) => ratios::run(args),
     };
     let (what, status) = match result {

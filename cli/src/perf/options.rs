@@ -197,6 +197,32 @@ impl Options {
 }
 
 impl Plan {
+    /// Messages of each of these sizes through queues of one depth.
+    ///
+    /// # Errors
+    /// [`Failure::Usage`] with what is out of range, by the name of its option.
+    pub(super) fn swept(
+        kind: Kind,
+        sizes: &[u32],
+        qps: u32,
+        tx_depth: u32,
+        until: Until,
+    ) -> Result<Self> {
+        let plan = Self {
+            kind,
+            sizes: sizes.to_vec(),
+            until,
+            qps,
+            tx_depth,
+            rx_depth: 512,
+            post_list: 1,
+            mtu: None,
+            events: false,
+        };
+        plan.check().map_err(Failure::Usage)?;
+        Ok(plan)
+    }
+
     /// Whether it can be followed: a server asks this of what a client wants.
     ///
     /// # Errors

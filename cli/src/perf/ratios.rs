@@ -24,9 +24,9 @@ use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
 use softroce::verbs::Context;
 
-use super::control::{Control, Go, PATIENCE};
+use super::control::{Control, Drops, Go, PATIENCE};
 use super::report::print;
-use super::side::open;
+use super::side::{Tally, open};
 use super::{Failure, Result, now};
 use crate::raw::{Sample, Shape};
 
@@ -175,10 +175,13 @@ struct Outcome {
     wall_ns: u64,
     /// Time that the process was ready to run and had no processor.
     delay_ns: u64,
+    /// System calls of the engine's port, and datagrams that found its receive buffer full.
+    calls: u64,
+    drops: u64,
 }
 
 impl Outcome {
-    fn new(sample: &Sample, delay_ns: u64) -> Result<Self> {
+    fn new(sample: &Sample, delay_ns: u64, moved: Drops) -> Result<Self> {
         if sample.bad > 0 {
             return Err(Failure::run(format_args!("{} packets arrived damaged", sample.bad)));
         }
@@ -188,6 +191,8 @@ impl Outcome {
             packets: sample.packets,
             wall_ns: sample.wall_ns,
             delay_ns,
+            calls: moved.calls,
+            drops: moved.port_overruns,
         })
     }
 
@@ -212,7 +217,7 @@ pub(super) fn run(args: &Args) -> Result<()> {
     let mut results = Vec::new();
     if !args.json {
         print(
-            "row              ratio  [  q1 ..   q3]   wall   base ns  engine ns  pairs  thrown away\n",
+            "row              ratio  [  q1 ..   q3]   wall   base ns  engine ns  calls  drops  pairs  thrown away\n",
         )?;
     }
     for &row in &args.rows {
@@ -301,6 +306,11 @@ struct RowResult {
     /// The same of the side that posts and of the other one. Nothing where a side measures nothing.
     base_sides_ns: [Option<f64>; 2],
     engine_sides_ns: [Option<f64>; 2],
+    /// The engine's system calls per packet, or per half of a round trip, of both sides together. Looks at an
+    /// empty socket are not counted.
+    calls: f64,
+    /// Datagrams that found a receive buffer of the engine's full, in all runs together.
+    drops: u64,
     pairs: usize,
     /// Pairs thrown away because a process had to wait for its processor.
     thrown_away: usize,
@@ -317,7 +327,7 @@ impl RowResult {
     fn line(&self) -> String {
         let note = if self.disturbed { "  (disturbed: the machine is busy)" } else { "" };
         format!(
-            "{:<15} {:>6.3}  [{:.3} .. {:.3}]  {:>5.2}  {:>8.0}  {:>9.0}  {:>5}  {:>11}{note}\n",
+            "{:<15} {:>6.3}  [{:.3} .. {:.3}]  {:>5.2}  {:>8.0}  {:>9.0}  {:>5.2}  {:>5}  {:>5}  {:>11}{note}\n",
             self.name,
             self.ratio,
             self.q1,
@@ -325,6 +335,8 @@ impl RowResult {
             self.wall,
             self.base_ns,
             self.engine_ns,
+            self.calls,
+            self.drops,
             self.pairs,
             self.thrown_away
         )
@@ -337,6 +349,14 @@ struct Pair {
     busy: [f64; 2],
     sides: [[Option<f64>; 2]; 2],
     wall: [f64; 2],
+    /// Of the engine.
+    calls: f64,
+    drops: u64,
+}
+
+impl Pair {
+    const NONE: Self =
+        Self { busy: [0.0; 2], sides: [[None; 2]; 2], wall: [0.0; 2], calls: 0.0, drops: 0 };
 }
 
 /// Leads through a row.
@@ -350,17 +370,20 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
     let until = now() + LONGEST_ROW;
     // Windows open, caches fill, tables grow.
     for (which, player) in players.iter_mut().enumerate() {
-        lead(which, player.as_mut(), row, control)?;
+        lead(ctx, which, player.as_mut(), row, control)?;
     }
     let (mut calm, mut disturbed) = (Vec::new(), Vec::new());
     while calm.len() + disturbed.len() < MOST_PAIRS && now() < until {
-        let mut pair = Pair { busy: [0.0; 2], sides: [[None; 2]; 2], wall: [0.0; 2] };
+        let mut pair = Pair::NONE;
         let mut is_disturbed = false;
         for (which, player) in players.iter_mut().enumerate() {
-            let figure = lead(which, player.as_mut(), row, control)?;
+            let figure = lead(ctx, which, player.as_mut(), row, control)?;
             is_disturbed |= figure.disturbed;
             (pair.busy[which], pair.wall[which]) = (figure.busy, figure.wall);
             pair.sides[which] = figure.sides;
+            // Where both contenders are the engine, the second one is judged.
+            pair.calls = figure.calls;
+            pair.drops += figure.drops;
         }
         if is_disturbed {
             disturbed.push(pair)
@@ -390,6 +413,8 @@ fn measure(row: Row, pairs: usize, ctx: &Context, control: &mut Control) -> Resu
         engine_ns: median(&|p| p.busy[1]),
         base_sides_ns: sides(&used, 0),
         engine_sides_ns: sides(&used, 1),
+        calls: median(&|p| p.calls),
+        drops: used.iter().map(|p| p.drops).sum(),
         pairs: used.len(),
         thrown_away,
         disturbed: is_disturbed,
@@ -449,17 +474,27 @@ struct Figure {
     busy: f64,
     sides: [Option<f64>; 2],
     wall: f64,
+    calls: f64,
+    drops: u64,
     disturbed: bool,
 }
 
 /// One run of one contender, both sides.
-fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) -> Result<Figure> {
+fn lead(
+    ctx: &Context,
+    which: usize,
+    player: &mut dyn Player,
+    row: Row,
+    control: &mut Control,
+) -> Result<Figure> {
     control.send(&Order::Run(which))?;
     let Go {} = control.receive(PATIENCE)?;
+    let tally = Tally::start(ctx)?;
     let before = run_delay();
     let end = now() + RUN;
     let sample = player.run(&mut || now() < end)?;
-    let mine = Outcome::new(&sample, run_delay() - before)?;
+    let delay = run_delay() - before;
+    let mine = Outcome::new(&sample, delay, tally.take(ctx)?)?;
     control.send(&Order::Stop)?;
     let theirs: Outcome = control.receive(PATIENCE)?;
     // The busier side decides. In a ping-pong there is one figure, the leader's.
@@ -469,8 +504,15 @@ fn lead(which: usize, player: &mut dyn Player, row: Row, control: &mut Control) 
         return Err(Failure::run(format_args!("{}: nothing was measured in a run", row.name())));
     }
     #[expect(clippy::cast_precision_loss, reason = "of nanoseconds below a day")]
-    let wall = mine.wall_ns as f64 / mine.packets.max(1) as f64;
-    Ok(Figure { busy, sides: both, wall, disturbed: mine.is_disturbed() || theirs.is_disturbed() })
+    let per_packet = |n: u64| n as f64 / mine.packets.max(1) as f64;
+    Ok(Figure {
+        busy,
+        sides: both,
+        wall: per_packet(mine.wall_ns),
+        calls: per_packet(mine.calls + theirs.calls),
+        drops: mine.drops + theirs.drops,
+        disturbed: mine.is_disturbed() || theirs.is_disturbed(),
+    })
 }
 
 /// The other process: does as it is told.
@@ -486,6 +528,7 @@ fn follow(control: &mut Control) -> Result<()> {
                     return Err(Failure::run("asked to run what was not opened"));
                 };
                 control.send(&Go {})?;
+                let tally = Tally::start(&ctx)?;
                 let before = run_delay();
                 let mut next = now() + LOOK;
                 let sample = player.run(&mut || {
@@ -495,7 +538,8 @@ fn follow(control: &mut Control) -> Result<()> {
                     next = now() + LOOK;
                     matches!(control.is_ready(), Ok(false))
                 })?;
-                let outcome = Outcome::new(&sample, run_delay() - before)?;
+                let delay = run_delay() - before;
+                let outcome = Outcome::new(&sample, delay, tally.take(&ctx)?)?;
                 let Order::Stop = control.receive(PATIENCE)? else {
                     return Err(Failure::run("a run was not stopped"));
                 };
@@ -528,8 +572,7 @@ mod tests {
         let busy = [10.0, 20.0];
         assert!((ratio(Row::Write1m4096, busy) - 0.5).abs() < 1e-12);
         assert!((ratio(Row::LatSpin, busy) - 2.0).abs() < 1e-12);
-        let pairs =
-            [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], sides: [[None; 2]; 2], wall: [1.0; 2] });
+        let pairs = [1.0, 1.1, 1.2].map(|x| Pair { busy: [1.0, x], ..Pair::NONE });
         let spread = Spread::of(Row::LatSpin, &pairs);
         assert!((spread.median - 1.1).abs() < 1e-12);
         assert!(spread.is_narrow());

@@ -96,6 +96,7 @@ impl Drops {
             port_overruns: self.port_overruns + other.port_overruns,
             retransmitted: self.retransmitted + other.retransmitted,
             sent: self.sent + other.sent,
+            calls: self.calls + other.calls,
         }
     }
 
@@ -125,8 +126,25 @@ struct Whole<'a> {
 /// How and for whom to print.
 #[derive(Debug)]
 pub(super) struct Printer {
-    pub(super) json: bool,
+    pub(super) format: Format,
     pub(super) gbits: bool,
+}
+
+/// In which form it is printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Format {
+    Text,
+    Json,
+    /// Not at all: somebody else does.
+    Silent,
+}
+
+/// What came of a test.
+#[derive(Debug)]
+pub(super) struct Outcome {
+    pub(super) rows: Vec<Row>,
+    /// Of both sides together.
+    pub(super) drops: Drops,
 }
 
 /// Between whom it was measured.
@@ -140,7 +158,7 @@ pub(super) struct Ends {
 impl Printer {
     /// What is about to be measured, and the heads of the columns.
     pub(super) fn heading(&self, plan: &Plan, ends: &Ends) -> Result<()> {
-        if self.json {
+        if self.format != Format::Text {
             return Ok(());
         }
         let (mut text, kind) = (String::new(), plan.kind);
@@ -169,7 +187,7 @@ impl Printer {
 
     /// The line of one size.
     pub(super) fn row(&self, row: &Row) -> Result<()> {
-        if self.json {
+        if self.format != Format::Text {
             return Ok(());
         }
         print(&match row {
@@ -196,7 +214,10 @@ impl Printer {
 
     /// What was lost on the way, or everything as JSON.
     pub(super) fn end(&self, plan: &Plan, ends: &Ends, rows: &[Row], drops: Drops) -> Result<()> {
-        if self.json {
+        if self.format == Format::Silent {
+            return Ok(());
+        }
+        if self.format == Format::Json {
             let whole = Whole {
                 test: plan.kind.name(),
                 qps: plan.qps,
@@ -288,9 +309,9 @@ mod tests {
 
     #[test]
     fn shares_of_what_was_sent() {
-        let drops = Drops { port_overruns: 1, retransmitted: 5, sent: 1000 };
+        let drops = Drops { port_overruns: 1, retransmitted: 5, sent: 1000, calls: 70 };
         assert!((drops.percent() - 0.5).abs() < 1e-9);
         assert_eq!(Drops::default().percent().to_bits(), 0);
-        assert_eq!(drops.add(drops).sent, 2000);
+        assert_eq!((drops.add(drops).sent, drops.add(drops).calls), (2000, 140));
     }
 }

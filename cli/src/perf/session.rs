@@ -11,7 +11,7 @@ use super::control::{
     listen, pause,
 };
 use super::options::{Kind, Options, Plan};
-use super::report::{Bandwidth, Ends, Latency, Printer, Row, print};
+use super::report::{Bandwidth, Ends, Format, Latency, Outcome, Printer, Row, print};
 use super::side::{Side, Tally, address, open};
 use super::{Failure, Result, bandwidth, latency, now};
 
@@ -21,7 +21,8 @@ const OF_A_CHILD: Duration = Duration::from_secs(30);
 /// Runs a test, on whichever side the options say.
 pub(super) fn run(kind: Kind, options: &Options) -> Result<()> {
     let plan = options.plan(kind)?;
-    let printer = Printer { json: options.json, gbits: options.report_gbits };
+    let format = if options.json { Format::Json } else { Format::Text };
+    let printer = Printer { format, gbits: options.report_gbits };
     let device = options.device.as_deref();
     if let Some(address) = options.serve_at {
         let ctx = open(device)?;
@@ -30,10 +31,10 @@ pub(super) fn run(kind: Kind, options: &Options) -> Result<()> {
     if let Some(host) = &options.host {
         let ctx = open(device)?;
         let mut control = Control::connect(host, options.port, kind.name())?;
-        return measure(&ctx, &mut control, &plan, &printer);
+        return measure(&ctx, &mut control, &plan, &printer).map(drop);
     }
     if options.local {
-        return both(&plan, device, &printer);
+        return both(&plan, device, &printer).map(drop);
     }
     let ctx = open(device)?;
     let listener = listen(options.port)?;
@@ -44,7 +45,7 @@ pub(super) fn run(kind: Kind, options: &Options) -> Result<()> {
 
 /// Says what to type at the other side.
 fn invite(ctx: &Context, kind: Kind, options: &Options, printer: &Printer) -> Result<()> {
-    if printer.json {
+    if printer.format != Format::Text {
         return Ok(());
     }
     let ip = address(ctx)?;
@@ -70,7 +71,7 @@ fn is_shared_name(device: &str) -> bool {
 }
 
 /// Both sides on this machine: two processes where each can have an address of its own, else one.
-fn both(plan: &Plan, device: Option<&str>, printer: &Printer) -> Result<()> {
+pub(super) fn both(plan: &Plan, device: Option<&str>, printer: &Printer) -> Result<Outcome> {
     let named = device.map(str::to_owned).or_else(|| std::env::var(DEVICE_VARIABLE).ok());
     let ctx = open(device)?;
     let listener = TcpListener::bind("127.0.0.1:0")?;
@@ -78,15 +79,16 @@ fn both(plan: &Plan, device: Option<&str>, printer: &Printer) -> Result<()> {
     if named.as_deref().is_none_or(is_shared_name) {
         let mut server = Server::start(plan.kind, device, at)?;
         let mut control = Control::accept(&listener, OF_A_CHILD, || server.is_well())?;
-        measure(&ctx, &mut control, plan, printer)?;
-        return server.finish();
+        let outcome = measure(&ctx, &mut control, plan, printer)?;
+        server.finish()?;
+        return Ok(outcome);
     }
     std::thread::scope(|s| {
         let server = s.spawn(|| serve(&ctx, &mut Control::dial(at)?, plan.kind, None));
         let measured = Control::accept(&listener, OF_A_CHILD, || Ok(()))
             .and_then(|mut control| measure(&ctx, &mut control, plan, printer));
         let served = server.join().unwrap_or_else(|_| Err(Failure::run("the server panicked")));
-        measured.and(served)
+        measured.and_then(|outcome| served.map(|()| outcome))
     })
 }
 
@@ -137,7 +139,12 @@ impl Drop for Server {
 }
 
 /// The client: says what to do, measures, and prints.
-fn measure(ctx: &Context, control: &mut Control, plan: &Plan, printer: &Printer) -> Result<()> {
+fn measure(
+    ctx: &Context,
+    control: &mut Control,
+    plan: &Plan,
+    printer: &Printer,
+) -> Result<Outcome> {
     control.send(&Hello { version: VERSION, plan: plan.clone() })?;
     let offer = match control.receive(PATIENCE)? {
         Welcome::Offer(offer) => offer,
@@ -188,7 +195,8 @@ fn measure(ctx: &Context, control: &mut Control, plan: &Plan, printer: &Printer)
         drops = drops.add(theirs);
     }
     control.send(&Order::Bye { drops })?;
-    printer.end(plan, &ends, &rows, drops)
+    printer.end(plan, &ends, &rows, drops)?;
+    Ok(Outcome { rows, drops })
 }
 
 /// The server: follows the client.

@@ -71,6 +71,7 @@ impl Tally {
             port_overruns: now.port_overruns - was.port_overruns,
             retransmitted: now.retransmitted - was.retransmitted,
             sent: now.sent - was.sent,
+            calls: now.calls - was.calls,
         })
     }
 }
@@ -82,6 +83,7 @@ fn drops(ctx: &Context) -> Result<Drops> {
         port_overruns: of("port_overruns"),
         retransmitted: of("retransmitted_pkts"),
         sent: of("sent_pkts"),
+        calls: of("port_send_calls") + of("port_receive_calls") - of("port_receive_calls_in_vain"),
     })
 }
 
