@@ -194,14 +194,15 @@ impl Qp {
             return Outcome::Fail(WcStatus::BadResp);
         }
         let placed = if c.is_watched() {
-            c.scatter(self.pd, sges(words, wqe.num_sge), offset, packet.payload())
+            let bytes = packet.payload();
+            c.scatter(self.pd, sges(words, wqe.num_sge), offset, bytes)
+                .inspect(|()| self.observe_scattered(c, psn, offset, bytes.len()))
         } else {
             scatter(&c.mrs, self.pd, &wqe, words, offset, packet.payload())
         };
         if placed.is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
-        self.observe_scattered(c, psn, offset, packet.payload().len());
         self.release_acked(c, index, &wqe, packet_index, packet_index + 1);
         self.req.una_psn = psn.offset(1);
         self.req.in_stream = !last_of_request;
