@@ -83,6 +83,7 @@
 pub mod capture;
 mod engine;
 mod fabric;
+mod fork;
 mod mem;
 pub mod net;
 mod nic;

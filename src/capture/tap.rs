@@ -242,6 +242,10 @@ impl<P: Port, W: Write + Send> Port for Tap<P, W> {
         self.port.health()
     }
 
+    fn mtu(&self) -> u32 {
+        self.port.mtu()
+    }
+
     fn stats(&self) -> PortStats {
         PortStats { uncaptured: self.uncaptured, ..self.port.stats() }
     }

@@ -1,8 +1,9 @@
 //! What a datagram must pass before a queue pair sees it.
 //!
 //! *Rules* (IBTA 9.6). Lengths, opcode and version; a queue pair with that number, of that service, or a
-//! multicast group with members; the addresses of its peer, if it has one; the partition; the ICRC. Whatever fails is counted with its reason and dropped
-//! in silence: no answer, no change of any queue pair.
+//! multicast group with members; the addresses of its peer, if it has one; the partition (for a congestion notification
+//! any of the device's, since NICs are known to send all of them in the default one); the ICRC. Whatever fails is
+//! counted with its reason and dropped in silence: no answer, no change of any queue pair.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -75,6 +76,11 @@ impl Engine {
             Err(reason) => return self.common.count(reason),
         };
         let admitted = match to {
+            // Some NICs write the default key into notifications whatever the partition, and nothing is done with one
+            // but sending slower.
+            To::One(_) if info.operation == Operation::Cnp => {
+                self.pkeys().iter().any(|key| packet.pkey().matches(*key))
+            }
             To::One(slot) => self.qps.at(slot).is_some_and(|qp| packet.pkey().matches(qp.pkey)),
             // Its members look for themselves: they may be in several partitions.
             To::Group => true,

@@ -209,7 +209,7 @@ impl fmt::Display for Cause {
                 write!(f, "a queue pair of type {kind:?} does not go from {from:?} to {to:?}")
             }
             Self::AttrRange { attr, got, max } => {
-                write!(f, "{attr} is {got}, the largest value is {max}")
+                write!(f, "{attr} is {got}, the largest value is {max}{}", hint(attr))
             }
             Self::AttrValue { attr, got, want } => write!(f, "{attr} is {got}, wanted {want}"),
             Self::PathMtu { asked, port } => write!(
@@ -248,6 +248,15 @@ impl fmt::Display for Cause {
             Self::Deadlock { why } => f.write_str(why),
             Self::Invalid { what } => f.write_str(what),
         }
+    }
+}
+
+/// Where to look for values of an attribute.
+fn hint(attr: &str) -> &'static str {
+    match attr {
+        "sgid_index" | "ah.sgid_index" => ": Context::gids lists the addresses of the device",
+        "pkey_index" => ": the device option pkeys= adds entries to the partition table",
+        _ => "",
     }
 }
 

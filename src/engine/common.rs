@@ -8,9 +8,9 @@ use std::collections::VecDeque;
 use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
-use super::event::AsyncEvent;
+use super::event::{AsyncEvent, MAX_EVENTS};
+use super::index::SrqTable;
 use super::qp::{scatter_by, scatter_into};
-use super::srq::SrqSlot;
 use super::status::WcStatus;
 use super::trace::NicEvent;
 use super::watch::{Placed, Watch};
@@ -18,7 +18,7 @@ use super::window::{WindowId, Windows};
 use crate::mem::{Access, AccessError, DmaSlice, MrTable, PdId, Sge};
 use crate::net::PortCaps;
 use crate::queue::{CqProducer, Cqe, CqeKind};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::num::{Qpn, Rkey};
 
 /// A completion queue as the engine sees it.
@@ -40,7 +40,7 @@ pub(crate) struct Common {
     pub(crate) mrs: MrTable,
     pub(crate) ahs: AhTable,
     pub(crate) cqs: Vec<Option<CqSlot>>,
-    pub(crate) srqs: Vec<Option<SrqSlot>>,
+    pub(crate) srqs: SrqTable,
     dirty: Vec<u32>,
     pub(crate) windows: Windows,
     pub(crate) counters: Counters,
@@ -52,15 +52,21 @@ pub(crate) struct Common {
     /// A receive completed since the driver last asked.
     pub(crate) received: bool,
     pub(crate) now: Instant,
+    /// What FLUSHes may still write back at this instant, in bytes; and which instant.
+    flush_left: u64,
+    flush_at: Instant,
     /// Who is told of each thing that happens, if anybody is.
     pub(super) watch: Option<Box<Watch>>,
 }
 
-/// Events kept for an application that does not fetch them; older ones win.
-const MAX_EVENTS: usize = 4096;
+/// Bytes that FLUSHes for persistence write back at one instant of the engine's time, all together: a driver reads
+/// its clock once for each pass, so this is what they make a pass longer by, some ten microseconds.
+pub(crate) const FLUSH_BYTES: u64 = 64 << 10;
 
 impl Common {
-    pub(crate) fn new(config: EngineConfig, caps: PortCaps, mrs: MrTable) -> Self {
+    /// `random`: where the numbers of shared receive queues start.
+    pub(crate) fn new(config: EngineConfig, caps: PortCaps, mrs: MrTable, random: u32) -> Self {
+        let max_srq = config.max_srq;
         let windows = Windows::new(config.window);
         Self {
             config,
@@ -68,7 +74,7 @@ impl Common {
             mrs,
             ahs: AhTable::default(),
             cqs: Vec::new(),
-            srqs: Vec::new(),
+            srqs: SrqTable::new(random, max_srq),
             dirty: Vec::new(),
             windows,
             counters: Counters::new(),
@@ -77,6 +83,8 @@ impl Common {
             overrun: Vec::new(),
             received: false,
             now: Instant::ZERO,
+            flush_left: FLUSH_BYTES,
+            flush_at: Instant::ZERO,
             watch: None,
         }
     }
@@ -193,6 +201,21 @@ impl Common {
         } else {
             self.count(Counter::EventsLost);
         }
+    }
+
+    /// Takes of what may be written back at this instant, at most `want` bytes.
+    pub(crate) fn take_flush_budget(&mut self, want: u64) -> u64 {
+        if self.flush_at != self.now {
+            (self.flush_at, self.flush_left) = (self.now, FLUSH_BYTES);
+        }
+        let bytes = want.min(self.flush_left);
+        self.flush_left -= bytes;
+        bytes
+    }
+
+    /// The instant after that in which the budget was spent.
+    pub(crate) fn next_instant(&self) -> Instant {
+        self.flush_at + Duration::from_nanos(1)
     }
 
     /// Enters a completion queue.

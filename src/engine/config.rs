@@ -33,7 +33,7 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// Packets in a row without a request for an ACK, at most.
     pub ack_every: u32,
-    /// Partition table. Index 0 is the default partition, which all packets of RoCE networks are in.
+    /// Partition table. Index 0 is the default partition, which a queue pair is in that asks for no other.
     pub pkeys: Vec<Pkey>,
     /// Most queue pairs.
     pub max_qp: u32,

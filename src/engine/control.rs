@@ -69,11 +69,12 @@ impl Engine {
     /// Destroys a protection domain.
     ///
     /// # Errors
-    /// `EBUSY`: it has regions, windows or queue pairs.
+    /// `EBUSY`: it has regions, windows, queue pairs, shared receive queues or address handles.
     pub fn dealloc_pd(&mut self, pd: PdId) -> Result<(), Cause> {
         if *self.use_pd(pd)? > 0 {
             return Err(Cause::Busy {
-                by: "memory regions, memory windows or queue pairs of the domain",
+                by: "memory regions, memory windows, queue pairs, shared receive queues or address handles of the \
+                     protection domain: destroy them first",
             });
         }
         self.pds.remove(&pd);
@@ -174,12 +175,14 @@ impl Engine {
         check_depth("cqe", depth, 1, MAX_CQE)?;
         let slot = self.common.cq(cq).ok_or_else(|| gone("completion queue"))?;
         if slot.producer.resize(depth) {
-            Ok(())
-        } else {
-            Err(Cause::Invalid {
-                what: "fewer entries than there are completions: poll them first".into(),
-            })
+            return Ok(());
         }
+        let held = slot.producer.shared().depth().saturating_sub(slot.producer.free());
+        let what = format!(
+            "cqe is {depth}, and the completion queue holds {held} completions: ask for at least {held} entries, or \
+             poll some first"
+        );
+        Err(Cause::Invalid { what: what.into() })
     }
 
     /// Destroys a completion queue.
@@ -332,8 +335,12 @@ impl Engine {
             }
             None => None,
         };
-        if path.is_some_and(|(path, _)| path.dst.is_multicast()) {
-            let what = "a connected queue pair has one peer: a multicast group is for datagrams";
+        if let Some((path, _)) = path.filter(|(path, _)| path.dst.is_multicast()) {
+            let what = format!(
+                "ah.dgid is the multicast group {}: a connected queue pair has one peer, so name its address, or send \
+                 datagrams to the group",
+                path.dst
+            );
             return Err(Cause::Invalid { what: what.into() });
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
@@ -547,6 +554,16 @@ impl Engine {
         }
         self.settle();
         Ok(())
+    }
+
+    /// Counts asynchronous events that found no place with those who want them.
+    pub fn count_lost_events(&mut self, events: u64) {
+        self.common.counters.add(Counter::EventsLost, events);
+    }
+
+    /// Tells how many packets the port has refused for good since it was opened.
+    pub fn set_send_errors(&mut self, packets: u64) {
+        self.common.counters.set(Counter::SendErr, packets);
     }
 
     /// Counts packets that the driver threw away because their queue pair is gone.

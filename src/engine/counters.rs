@@ -105,14 +105,14 @@ static TABLE: [(Counter, &str, &str); C::EventsLost as usize + 1] = [
     (C::SentBytes, "sent_bytes", "bytes of those packets, BTH to ICRC"),
     (C::RcvdBytes, "rcvd_bytes", "bytes of those packets, BTH to ICRC"),
     (C::DuplicateRequest, "duplicate_request", "responder: PSN behind the expected one"),
-    (C::OutOfSeqRequest, "out_of_seq_request", "responder: sequence NAKs sent (the first packet ahead of a gap)"),
+    (C::OutOfSeqRequest, "out_of_seq_request", "responder: sequence NAKs that left (for the first packet ahead of a gap)"),
     (C::RcvdRnrErr, "rcvd_rnr_err", "requester: RNR NAKs received"),
-    (C::SendRnrErr, "send_rnr_err", "responder: RNR NAKs sent"),
+    (C::SendRnrErr, "send_rnr_err", "responder: RNR NAKs that left"),
     (C::RcvdSeqErr, "rcvd_seq_err", "requester: sequence NAKs that started a retry"),
     (C::RetryExceededErr, "retry_exceeded_err", "requests that ended with RETRY_EXC_ERR"),
     (C::RetryRnrExceededErr, "retry_rnr_exceeded_err", "requests that ended with RNR_RETRY_EXC_ERR"),
     (C::CompleterRetryErr, "completer_retry_err", "retries started, whatever the reason"),
-    (C::SendErr, "send_err", "transmissions that the port refused for good"),
+    (C::SendErr, "send_err", "packets that the port refused for good: too long, no route, forbidden"),
     (C::RdmaSends, "rdma_sends", "SENDs completed"),
     (C::RdmaRecvs, "rdma_recvs", "receives completed"),
     (C::RxWriteRequests, "rx_write_requests", "WRITE messages executed"),
@@ -172,7 +172,7 @@ static TABLE: [(Counter, &str, &str); C::EventsLost as usize + 1] = [
     (C::DropEcho, "drop_echo", "multicast datagrams that came back to the queue pair that sent them"),
     (C::QkeyViolCntr, "qkey_viol_cntr", "datagrams dropped for their queue key"),
     (C::CqOverrun, "cq_overrun", "completions that found their queue full"),
-    (C::EventsLost, "events_lost", "asynchronous events that nobody fetched in time"),
+    (C::EventsLost, "events_lost", "asynchronous events that found 4096 others not fetched; with several openers, one for each"),
 ];
 
 /// All counters of a device.
@@ -196,6 +196,10 @@ impl Counters {
 
     pub(crate) const fn count(&mut self, c: Counter) {
         self.add(c, 1);
+    }
+
+    pub(crate) const fn set(&mut self, c: Counter, n: u64) {
+        self.0[c as usize] = n;
     }
 
     pub(crate) const fn add(&mut self, c: Counter, n: u64) {

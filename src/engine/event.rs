@@ -1,5 +1,9 @@
 //! What the engine tells its driver, and the asynchronous events among it.
 
+/// Asynchronous events kept for who does not fetch them. The oldest are kept, which tell the cause; those that find no
+/// place are counted (`events_lost`).
+pub const MAX_EVENTS: usize = 4096;
+
 /// An asynchronous event, as `ibv_get_async_event` gives it.
 #[doc(alias("ibv_async_event", "ibv_event_type"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -108,6 +108,8 @@ pub struct Engine {
     acks: VecDeque<u32>,
     /// When held ACKs must leave.
     acks_due: Option<Instant>,
+    /// All that are ready have had their share of this instant.
+    stalled: bool,
     idents: Idents,
     rng: ChaCha8Rng,
     /// IPv4 identification of the next packet, where the port lets us choose.
@@ -122,10 +124,12 @@ impl Engine {
         rng.fill_bytes(&mut key);
         // Somewhere in the lower half of the address space, on a page.
         let iova_base = (rng.next_u64() >> 20 | 1 << 40) & !0xfff;
-        let qps = QpTable::new(rng.next_u32(), config.max_qp);
+        let random = rng.next_u32();
+        let qps = QpTable::new(random, config.max_qp);
         let next_ident = (rng.next_u32() & 0xffff) as u16;
         Self {
-            common: Common::new(config, caps, MrTable::new(key, iova_base)),
+            // From the other end of the same word: elsewhere than queue pairs, mostly.
+            common: Common::new(config, caps, MrTable::new(key, iova_base), random.reverse_bits()),
             qps,
             groups: Groups::default(),
             pds: BTreeMap::new(),
@@ -135,6 +139,7 @@ impl Engine {
             ready: VecDeque::new(),
             acks: VecDeque::new(),
             acks_due: None,
+            stalled: false,
             idents: Idents::default(),
             rng,
             next_ident,
@@ -249,7 +254,7 @@ impl Engine {
     /// When [`handle_timeout`](Self::handle_timeout) and [`poll_transmit`](Self::poll_transmit) want to
     /// be called, if nothing happens before. A bound: there may be nothing to do yet.
     pub fn poll_timeout(&self) -> Option<Instant> {
-        match (self.timers.next_due(), self.acks_due) {
+        match self.next_due() {
             (Some(a), Some(b)) => Some(a.min(b)),
             (a, b) => a.or(b),
         }
@@ -257,7 +262,9 @@ impl Engine {
 
     /// The same, apart: the next timer, and when held ACKs must leave.
     pub fn next_due(&self) -> (Option<Instant>, Option<Instant>) {
-        (self.timers.next_due(), self.acks_due)
+        let resume = self.stalled.then(|| self.common.next_instant());
+        let timer = self.timers.next_due();
+        (timer.into_iter().chain(resume).min(), self.acks_due)
     }
 
     /// Whether the pass so far has completed a receive.
@@ -323,6 +330,8 @@ impl Engine {
 
     /// Gives queue pairs their turns until the batch is full or nobody has anything.
     fn fill(&mut self, batch: &mut Batch<'_>) {
+        self.stalled = false;
+        let mut stalled = 0;
         while let Some(&slot) = self.ready.front() {
             let Some(qp) = self.qps.at(slot) else {
                 self.ready.pop_front();
@@ -341,12 +350,17 @@ impl Engine {
                     self.ready.pop_front();
                     self.queue_ack(slot);
                 }
-                Turn::Spent => self.ready.rotate_left(1),
+                Turn::Spent | Turn::Stalled => self.ready.rotate_left(1),
                 Turn::Full => {}
             }
+            stalled = if turn == Turn::Stalled { stalled + 1 } else { 0 };
             self.schedule_timer(slot);
             self.settle();
             if turn == Turn::Full {
+                return;
+            }
+            if stalled > 0 && stalled >= self.ready.len() {
+                self.stalled = true;
                 return;
             }
         }
@@ -356,7 +370,7 @@ impl Engine {
     fn fill_acks(&mut self, batch: &mut Batch<'_>) {
         while let Some(&slot) = self.acks.front() {
             if let Some(qp) = self.qps.at(slot) {
-                if qp.has_plain_ack() && !qp.send_ack(batch) {
+                if qp.has_plain_ack() && !qp.send_ack(&mut self.common, batch) {
                     return;
                 }
                 qp.ack_queued = false;

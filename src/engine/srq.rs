@@ -57,7 +57,7 @@ impl SrqSlot {
 
 impl Common {
     pub(crate) fn srq(&mut self, srq: u32) -> Option<&mut SrqSlot> {
-        self.srqs.get_mut(srq as usize).and_then(Option::as_mut)
+        self.srqs.get(srq)
     }
 
     /// Bytes that the next receive of a shared queue has room for.
@@ -98,20 +98,18 @@ impl Engine {
         check_depth("max_wr", max_wr, 1, MAX_SRQ_WR)?;
         check_depth("max_sge", max_sge, 0, MAX_SGE)?;
         let max = self.common.config.max_srq;
-        if self.common.srqs.iter().flatten().count() >= max as usize {
+        if self.common.srqs.is_full() {
             return Err(Cause::table_full("shared receive queues", u64::from(max)));
         }
         *self.use_pd(pd)? += 1;
         let (queue, consumer) = recv_queue(max_wr, max_sge);
         let queue = Arc::new(queue);
-        let slot = SrqSlot { queue: Arc::clone(&queue), consumer, pd, max_sge, limit: 0, users: 0 };
-        let srqs = &mut self.common.srqs;
-        let index = srqs.iter().position(Option::is_none).unwrap_or_else(|| {
-            srqs.push(None);
-            srqs.len() - 1
-        });
-        srqs[index] = Some(slot);
-        Ok((u32::try_from(index).unwrap_or(u32::MAX), queue))
+        let (shared, users) = (Arc::clone(&queue), 0);
+        let slot = || SrqSlot { queue: shared, consumer, pd, max_sge, limit: 0, users };
+        match self.common.srqs.insert(slot) {
+            Some(number) => Ok((number, queue)),
+            None => Err(Cause::table_full("shared receive queues", u64::from(max))),
+        }
     }
 
     /// Changes the number of slots (what is posted stays) and arms the limit, or disarms it with 0:
@@ -131,9 +129,12 @@ impl Engine {
         let limit = limit.unwrap_or(slot.limit);
         check_depth("srq_limit", limit, 0, depth)?;
         if max_wr.is_some() && !slot.queue.resize(&mut slot.consumer, depth) {
-            return Err(Cause::Invalid {
-                what: "fewer slots than there are receives in the queue".into(),
-            });
+            let posted = slot.consumer.len();
+            let what = format!(
+                "max_wr is {depth}, and the shared receive queue holds {posted} receives: ask for at least {posted} \
+                 slots, or wait until some are taken"
+            );
+            return Err(Cause::Invalid { what: what.into() });
         }
         slot.limit = limit;
         if slot.fires() {
@@ -162,7 +163,7 @@ impl Engine {
             return Err(Cause::Busy { by: "queue pairs that take from the shared receive queue" });
         }
         let pd = slot.pd;
-        self.common.srqs[srq as usize] = None;
+        self.common.srqs.remove(srq);
         self.release_pd(pd);
         Ok(())
     }

@@ -72,7 +72,7 @@ use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::{fmt, io};
 
 use parking_lot::Mutex;
@@ -224,6 +224,8 @@ pub struct Fabric {
 struct Host {
     /// Shared with its port, which is asked while the fabric is locked.
     up: Arc<AtomicBool>,
+    /// The smaller MTU of both ways.
+    mtu: Arc<AtomicU32>,
     addresses: Vec<IpAddr>,
     inbox: VecDeque<PacketId>,
     counters: HostCounters,
@@ -272,6 +274,7 @@ impl Fabric {
         self.pipes.push(pipe(link, Node::Host(index), "down"));
         self.hosts.push(Host {
             up: Arc::new(AtomicBool::new(true)),
+            mtu: Arc::new(AtomicU32::new(link.mtu)),
             addresses: Vec::new(),
             inbox: VecDeque::new(),
             counters: HostCounters::default(),
@@ -370,6 +373,9 @@ impl Fabric {
         link.check()?;
         let index = self.index(host)?;
         self.pipes[pipe_of(index, direction)].set_link(link);
+        let mtu = |direction| self.pipes[pipe_of(index, direction)].link.mtu;
+        let smaller = mtu(Direction::Up).min(mtu(Direction::Down));
+        self.hosts[index].mtu.store(smaller, Ordering::Relaxed);
         Ok(())
     }
 
@@ -427,6 +433,10 @@ impl Fabric {
     }
 
     /// The same, to be asked without the fabric.
+    fn mtu_of(&self, host: HostId) -> Result<Arc<AtomicU32>, FabricError> {
+        Ok(Arc::clone(&self.hosts[self.index(host)?].mtu))
+    }
+
     fn up_flag(&self, host: HostId) -> Result<Arc<AtomicBool>, FabricError> {
         Ok(Arc::clone(&self.hosts[self.index(host)?].up))
     }

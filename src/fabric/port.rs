@@ -6,12 +6,12 @@ use std::net::{IpAddr, Ipv6Addr};
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
 
-use super::{Direction, FabricError, HostId, SharedFabric};
+use super::{FabricError, HostId, SharedFabric};
 
 /// The interface of every host: it has one.
 const INTERFACE: &str = "sim0";
@@ -29,6 +29,7 @@ pub struct FabricPort {
     addresses: Vec<PortAddress>,
     stats: PortStats,
     up: Arc<AtomicBool>,
+    mtu: Arc<AtomicU32>,
 }
 
 impl FabricPort {
@@ -37,10 +38,12 @@ impl FabricPort {
     /// # Errors
     /// If there is no such host.
     pub fn new(fabric: &SharedFabric, host: HostId) -> Result<Self, FabricError> {
-        let addresses = fabric.lock().addresses(host)?.iter().copied().map(address).collect();
-        let up = fabric.lock().up_flag(host)?;
+        let net = fabric.lock();
+        let addresses = net.addresses(host)?.iter().copied().map(address).collect();
+        let (up, mtu) = (net.up_flag(host)?, net.mtu_of(host)?);
+        drop(net);
         let fabric = Arc::clone(fabric);
-        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up })
+        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up, mtu })
     }
 
     /// The host whose port this is.
@@ -51,8 +54,6 @@ impl FabricPort {
 
 impl Port for FabricPort {
     fn caps(&self) -> PortCaps {
-        let fabric = self.fabric.lock();
-        let mtu = |direction| fabric.link(self.host, direction).map_or(0, |link| link.mtu);
         PortCaps {
             src_port: SrcPort::Entropy,
             ident: Ident::Chosen,
@@ -60,7 +61,7 @@ impl Port for FabricPort {
             gso_segments_v4: 64,
             gso_segments_v6: 64,
             max_transmit: TxBatch::BYTES,
-            mtu: mtu(Direction::Up).min(mtu(Direction::Down)),
+            mtu: self.mtu(),
             rx_buffer: None,
         }
     }
@@ -117,6 +118,10 @@ impl Port for FabricPort {
         Health { up: self.up.load(Ordering::Relaxed), missing: 0 }
     }
 
+    fn mtu(&self) -> u32 {
+        self.mtu.load(Ordering::Relaxed)
+    }
+
     fn stats(&self) -> PortStats {
         let truncated = self.fabric.lock().counters(self.host).truncated;
         PortStats { truncated, ..self.stats }
@@ -143,7 +148,7 @@ fn address(ip: IpAddr) -> PortAddress {
 mod tests {
     use parking_lot::Mutex;
 
-    use super::super::{Fabric, Link};
+    use super::super::{Direction, Fabric, Link};
     use super::*;
     use crate::net::{Path, Transmit};
     use crate::time::Instant;
@@ -194,7 +199,11 @@ mod tests {
         assert_eq!(a.caps().mtu, 9000);
         assert_eq!(b.caps().mtu, 1500);
         net.lock().set_link(b.host(), Link::default()).unwrap();
-        assert_eq!(b.caps().mtu, 9000, "a new cable");
+        assert_eq!((b.caps().mtu, b.mtu()), (9000, 9000), "a new cable");
+        let narrow = Link { mtu: 1400, ..Link::default() };
+        net.lock().set_direction(b.host(), Direction::Up, narrow).unwrap();
+        assert_eq!((b.caps().mtu, b.mtu()), (1400, 1400), "the narrower way");
+        net.lock().set_link(b.host(), Link::default()).unwrap();
         assert_eq!((a.caps().src_port, a.caps().ident), (SrcPort::Entropy, Ident::Chosen));
         assert!(a.readiness().is_none());
         assert_eq!(a.health(), Health::GOOD);

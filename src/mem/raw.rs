@@ -33,6 +33,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use super::{AccessError, MemError, Region};
+use crate::fork::Origin;
 
 const WORD: usize = 8;
 
@@ -564,8 +565,8 @@ pub(super) struct Span {
 
 /// Who owns the memory behind a [`Span`].
 enum Hold {
-    /// We do: this many bytes from `ptr`, whole pages.
-    Pages(usize),
+    /// We do: this many bytes from `ptr`, whole pages. Not in a child, where others may be by now.
+    Pages(usize, Origin),
     /// Somebody else, kept alive by this.
     Foreign { _keep: Option<Box<dyn Any + Send + Sync>> },
 }
@@ -586,7 +587,7 @@ impl Span {
             .filter(|&size| isize::try_from(size).is_ok())
             .ok_or(MemError::NoMemory { len })?;
         let ptr = pages::map(size).ok_or(MemError::NoMemory { len })?;
-        Ok(Self { ptr, len, hold: Hold::Pages(size) })
+        Ok(Self { ptr, len, hold: Hold::Pages(size, Origin::here()) })
     }
 
     pub(super) fn bytes(&self) -> Bytes<'_> {
@@ -601,7 +602,9 @@ impl Span {
 
 impl Drop for Span {
     fn drop(&mut self) {
-        if let Hold::Pages(size) = self.hold {
+        if let Hold::Pages(size, origin) = self.hold
+            && origin.is_here()
+        {
             // SAFETY: mapped by `alloc` with this size; views borrow the span, so there are none left.
             unsafe { pages::unmap(self.ptr, size) };
         }
@@ -634,6 +637,16 @@ impl Region {
         // SAFETY: the caller promises memory, which is not at null.
         let ptr = unsafe { NonNull::new_unchecked(ptr) };
         Self::of(Span { ptr, len, hold: Hold::Foreign { _keep: keep } })
+    }
+}
+
+#[cfg(test)]
+impl Region {
+    /// Memory that counts as somebody else's: never given back.
+    pub(crate) fn lent(len: usize) -> Arc<Self> {
+        let words: Vec<_> = (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
+        // SAFETY: leaked words, atomics as they are.
+        unsafe { Self::foreign(words.leak().as_mut_ptr().cast(), len, None) }
     }
 }
 

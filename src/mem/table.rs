@@ -237,24 +237,14 @@ impl MrTable {
         }
     }
 
-    /// All that a peer's request reaches by an rkey, without saying where: for a FLUSH of everything.
-    ///
-    /// # Errors
-    /// As [`remote`](Self::remote).
-    pub fn remote_whole(
-        &self,
-        pd: PdId,
-        qpn: Qpn,
-        rkey: Rkey,
-        need: Access,
-    ) -> Result<DmaSlice<'_>, AccessError> {
-        let slot = self.slots.get(self.rkeys.slot_of(rkey.0) as usize);
-        let (va, len) = match slot.map(|slot| &slot.entry) {
-            Some(Entry::Mr(mr)) => (mr.iova, mr.region.len() as u64),
-            Some(Entry::Mw(mw)) => mw.range().ok_or(AccessError::NotBound)?,
-            _ => return Err(AccessError::UnknownKey),
-        };
-        self.remote(pd, qpn, rkey, va, len, need)
+    /// All that an rkey reaches, as address and length: for a FLUSH of everything. Who may is checked by
+    /// [`remote`](Self::remote).
+    pub fn reach(&self, rkey: Rkey) -> Option<(u64, u64)> {
+        match &self.slots.get(self.rkeys.slot_of(rkey.0) as usize)?.entry {
+            Entry::Mr(mr) if mr.rkey == rkey => Some((mr.iova, mr.region.len() as u64)),
+            Entry::Mw(mw) if mw.rkey == rkey => mw.range(),
+            _ => None,
+        }
     }
 
     /// The region with this lkey.

@@ -182,14 +182,6 @@ impl MrTable {
         Ok(())
     }
 
-    /// The key of now of the window that has, or has had, this key.
-    pub fn key_of_now(&self, rkey: Rkey) -> Option<Rkey> {
-        match &self.slots.get(self.rkey_slot(rkey) as usize)?.entry {
-            Entry::Mw(mw) if (mw.rkey.0 ^ rkey.0) >> 8 == 0 => Some(mw.rkey),
-            _ => None,
-        }
-    }
-
     /// Binds a window, or refuses and leaves everything as it was.
     ///
     /// A window of type 1 may be bound again without more ado, and is unbound by length 0, which looks at no

@@ -11,6 +11,7 @@ use std::task::Waker;
 
 use super::notify::{CqNotify, EventQueue};
 use crate::engine::{Acks, AsyncEvent, Cause, Engine, Event, QpHandle};
+use crate::net::PortCaps;
 use crate::port::{Health, Port, RxBatch, TxBatch};
 use crate::time::{Duration, Instant};
 
@@ -228,7 +229,7 @@ impl Core {
         told
     }
 
-    fn tell_event(&self, event: AsyncEvent) {
+    fn tell_event(&mut self, event: AsyncEvent) {
         let owner = match event {
             AsyncEvent::CqErr { cq } => self.cq_owners.get(&cq),
             AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq } => self.srq_owners.get(&srq),
@@ -240,19 +241,22 @@ impl Core {
             | AsyncEvent::LastWqe { qpn }
             | AsyncEvent::PathMig { qpn } => self.owners.get(&qpn),
             _ => {
-                for queue in self.openers.iter().filter_map(Weak::upgrade) {
-                    queue.push(event);
-                }
-                return;
+                let queues = self.openers.iter().filter_map(Weak::upgrade);
+                let lost = queues.filter(|queue| !queue.push(event)).count();
+                return self.engine.count_lost_events(lost as u64);
             }
         };
-        if let Some(queue) = owner {
-            queue.push(event);
+        if owner.is_some_and(|queue| !queue.push(event)) {
+            self.engine.count_lost_events(1);
         }
     }
 
-    /// Tells everybody who opened the device what has become of its port.
+    /// Tells everybody who opened the device what has become of its port, and the engine of its MTU.
     fn watch_port(&mut self) {
+        let mtu = self.port.mtu();
+        if mtu != self.engine.caps().mtu {
+            self.engine.set_caps(PortCaps { mtu, ..*self.engine.caps() });
+        }
         let now = self.port.health();
         if now == self.health {
             return;
@@ -269,11 +273,12 @@ impl Core {
             };
             self.tell_event(event);
         }
-        // The interface may have another MTU, too.
-        let caps = self.port.caps();
-        if caps != *self.engine.caps() {
-            self.engine.set_caps(caps);
-        }
+    }
+
+    /// Has the port look at its interfaces, and tells what has become of them.
+    pub(super) fn look_at_port(&mut self) {
+        self.port.refresh();
+        self.watch_port();
     }
 
     /// The port failed for good: nothing can be sent or received any more.

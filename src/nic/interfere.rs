@@ -207,7 +207,10 @@ impl Nic {
     #[inline]
     pub fn enter_post(&self) -> Result<Option<PostGate<'_>>, Cause> {
         match &self.time {
-            Time::Real { .. } => Ok(None),
+            Time::Real { .. } => {
+                self.check_process()?;
+                Ok(None)
+            }
             Time::Virtual { time, host, .. } => {
                 self.enter()?;
                 Ok(Some(PostGate { faults: time.faults(), host: *host }))

@@ -43,15 +43,20 @@ use self::wake::PortFd;
 #[cfg(feature = "unstable-internals")]
 use crate::engine::Counter;
 use crate::engine::cause::Cause;
-use crate::engine::{Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
+use crate::engine::{Counters, Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
+use crate::fork::Origin;
 use crate::mem::PdId;
 use crate::port::{Port, PortAddress, PortStats, RxBatch};
 use crate::queue::RecvQueue;
 use crate::time::{Duration, Instant};
-use crate::wire::num::Gid;
+use crate::wire::num::{Gid, Mtu};
 
 /// Buffers of a pass: each holds what a socket delivers at once.
 const RX_BUFFERS: usize = 8;
+
+/// What a child process is told.
+const CHILD: &str = "the device belongs to the process that opened it, and this is a child of that process: open a \
+                     device of its own here";
 
 /// Who keeps the time of a NIC, and who drives it.
 enum Time {
@@ -76,6 +81,7 @@ enum Time {
 
 /// A NIC. Shared by everything that was made on it.
 pub struct Nic {
+    origin: Origin,
     core: Combine<Core>,
     /// Doorbells rung while somebody else was in the engine.
     bells: Mutex<Vec<QpHandle>>,
@@ -159,6 +165,7 @@ impl Nic {
         let engine = Engine::new(config, port.caps(), gids);
         let guid = device::guid(&addresses);
         Self {
+            origin: Origin::here(),
             core: around(Core::new(engine, port, rx)),
             bells: Mutex::new(Vec::new()),
             has_bells: AtomicBool::new(false),
@@ -205,11 +212,29 @@ impl Nic {
         }
     }
 
-    /// Refuses calls from where they would deadlock (a tap of the simulation), and of a host that was killed.
+    /// Refuses calls in a child of the process that opened the NIC. Its locks may be held for ever, its thread is
+    /// missing, and its sockets are those of the parent.
     ///
     /// # Errors
-    /// `EDEADLK`, `EIO`.
+    /// `ENODEV`.
+    #[inline]
+    pub fn check_process(&self) -> Result<(), Cause> {
+        if self.is_here() { Ok(()) } else { Err(Cause::NoDevice { why: CHILD.into() }) }
+    }
+
+    /// Whether this is the process that opened the NIC. Elsewhere destructors leave it alone.
+    #[inline]
+    pub fn is_here(&self) -> bool {
+        self.origin.is_here()
+    }
+
+    /// Refuses calls from where they would deadlock (a tap of the simulation), or do harm (a child process), and of a
+    /// simulated host that was killed.
+    ///
+    /// # Errors
+    /// `EDEADLK`, `ENODEV`, `EIO`.
     pub fn enter(&self) -> Result<(), Cause> {
+        self.check_process()?;
         match &self.time {
             Time::Real { .. } => Ok(()),
             Time::Virtual { time, .. } => {
@@ -241,6 +266,11 @@ impl Nic {
         self.with_core(|core, now| f(&mut core.engine, now))
     }
 
+    /// The same for a destructor, which leaves the NIC alone in a child process.
+    pub fn release<R>(&self, f: impl FnOnce(&mut Engine) -> R) -> Option<R> {
+        self.is_here().then(|| self.control(|engine, _| f(engine)))
+    }
+
     /// Makes a queue pair. Its events go to `events`.
     ///
     /// # Errors
@@ -267,6 +297,7 @@ impl Nic {
     /// # Errors
     /// As [`Engine::destroy_qp`].
     pub fn destroy_qp(&self, handle: QpHandle, qpn: u32) -> Result<(), Cause> {
+        self.check_process()?;
         self.with_core(|core, now| {
             core.farewell(now, handle);
             for group in core.engine.leave_groups(handle) {
@@ -280,6 +311,9 @@ impl Nic {
 
     /// Destroys an address handle, after what was posted has been sent as far as the network takes it.
     pub fn destroy_ah(&self, number: u32) {
+        if !self.is_here() {
+            return;
+        }
         self.with_core(|core, _| {
             self.run(core, Work::Send);
             // Its owner has it once.
@@ -371,6 +405,7 @@ impl Nic {
     /// # Errors
     /// As [`Engine::destroy_cq`].
     pub fn destroy_cq(&self, cq: u32) -> Result<(), Cause> {
+        self.check_process()?;
         self.with_core(|core, _| {
             core.engine.destroy_cq(cq)?;
             core.cq_owners.remove(&cq);
@@ -406,6 +441,7 @@ impl Nic {
     /// # Errors
     /// As [`Engine::destroy_srq`].
     pub fn destroy_srq(&self, srq: u32) -> Result<(), Cause> {
+        self.check_process()?;
         self.with_core(|core, _| {
             core.engine.destroy_srq(srq)?;
             core.srq_owners.remove(&srq);
@@ -421,9 +457,13 @@ impl Nic {
         });
     }
 
-    /// Counters of the port.
-    pub fn port_stats(&self) -> PortStats {
-        self.with_core(|core, _| core.port.stats())
+    /// Counters of the engine, and those of the port.
+    pub fn counters(&self) -> (Counters, PortStats) {
+        self.with_core(|core, _| {
+            let stats = core.port.stats();
+            core.engine.set_send_errors(stats.send_errors);
+            (core.engine.counters().clone(), stats)
+        })
     }
 
     /// Packets sent and received, as the last pass left them.
@@ -434,7 +474,35 @@ impl Nic {
 
     /// Whether the port can work at present.
     pub fn is_up(&self) -> bool {
-        self.with_core(|core, _| core.is_up())
+        self.with_core(|core, _| {
+            core.look_at_port();
+            core.is_up()
+        })
+    }
+
+    /// Largest path MTU that the port carries at present.
+    pub fn path_mtu(&self) -> Option<Mtu> {
+        self.with_core(|core, _| {
+            core.look_at_port();
+            core.engine.caps().path_mtu()
+        })
+    }
+
+    /// Has the port look at its interfaces: what has become of them is among the events when this returns.
+    pub fn look_at_port(&self) {
+        self.with_core(|core, _| core.look_at_port());
+    }
+
+    /// Somebody will sleep until there is an event. They come from now on whether there are queue pairs or not.
+    ///
+    /// # Errors
+    /// The host gives no thread. `ENODEV` (child process).
+    pub fn follow_port(self: &Arc<Self>) -> Result<(), Cause> {
+        self.check_process()?;
+        self.start_thread()?;
+        self.look_at_port();
+        self.hand_over();
+        Ok(())
     }
 
     /// Something was posted: sends it from here if the engine is free, else leaves it to whoever is in it.
@@ -461,8 +529,9 @@ impl Nic {
     /// In a simulation, lets everything happen that happens next.
     ///
     /// # Errors
-    /// `EDEADLK` (simulation).
+    /// `EDEADLK` (simulation), `ENODEV` (child process).
     pub fn poll(&self) -> Result<(), Cause> {
+        self.check_process()?;
         match &self.time {
             Time::Real { .. } => {
                 let mut report = None;
@@ -482,13 +551,14 @@ impl Nic {
     /// What makes `ready` true must notify `waiters`.
     ///
     /// # Errors
-    /// `EDEADLK` (simulation): nothing is left to happen that could make it true.
+    /// `EDEADLK` (simulation): nothing is left to happen that could make it true. `ENODEV` (child process).
     pub fn wait(
         &self,
         waiters: &Waiters,
         ready: impl FnMut() -> bool,
         timeout: Duration,
     ) -> Result<bool, Cause> {
+        self.check_process()?;
         match &self.time {
             Time::Real { clock, progress, .. } => {
                 let deadline =
@@ -506,7 +576,9 @@ impl Nic {
 
     /// The application will sleep until it is told: somebody else must look after the port.
     pub fn hand_over(&self) {
-        if let Time::Real { progress, .. } = &self.time {
+        if self.is_here()
+            && let Time::Real { progress, .. } = &self.time
+        {
             progress.hand_over();
         }
     }
@@ -658,6 +730,11 @@ impl OpenNic {
 
 impl Drop for OpenNic {
     fn drop(&mut self) {
+        if !self.0.is_here() {
+            // All of it stays as it is, sockets included, until this process ends: it may be half changed.
+            std::mem::forget(Arc::clone(&self.0));
+            return;
+        }
         match &self.0.time {
             Time::Real { progress, .. } => {
                 self.0.core.drive(|core| {

@@ -14,6 +14,7 @@ use parking_lot::Mutex;
 use super::progress::Waiters;
 use super::signal::Signal;
 use crate::engine::AsyncEvent;
+use crate::engine::event::MAX_EVENTS;
 use crate::queue::CqShared;
 
 /// A completion event channel: completion queues whose event was asked for and came.
@@ -126,20 +127,20 @@ pub struct EventQueue {
     pub waiters: Waiters,
 }
 
-/// Events kept for somebody who does not fetch them.
-const MAX_EVENTS: usize = 4096;
-
 impl EventQueue {
-    pub(super) fn push(&self, event: AsyncEvent) {
+    /// Appends an event. `false`: there are [`MAX_EVENTS`], and it is lost.
+    #[must_use = "what is lost is counted"]
+    pub(super) fn push(&self, event: AsyncEvent) -> bool {
         {
             let mut events = self.events.lock();
             if events.len() >= MAX_EVENTS {
-                return;
+                return false;
             }
             events.push_back(event);
         }
         self.signal.raise();
         self.waiters.notify();
+        true
     }
 
     /// The next event.

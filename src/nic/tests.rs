@@ -11,7 +11,8 @@ use parking_lot::Mutex;
 use super::Nic;
 use super::notify::EventQueue;
 use super::progress::{Mode, ProgressConfig};
-use crate::engine::AsyncEvent;
+use crate::engine::event::MAX_EVENTS;
+use crate::engine::{AsyncEvent, Counter};
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
 
@@ -21,6 +22,7 @@ struct Fortune {
     health: Health,
     mtu: u32,
     fails: bool,
+    send_errors: u64,
 }
 
 /// A port that nothing comes through.
@@ -72,16 +74,20 @@ impl Port for Idle {
     }
 
     fn stats(&self) -> PortStats {
-        PortStats::default()
+        PortStats { send_errors: self.0.lock().send_errors, ..PortStats::default() }
     }
 }
 
 /// A NIC on such a port, and the events of two who opened it.
 fn nic() -> (Arc<Nic>, Arc<Mutex<Fortune>>, [Arc<EventQueue>; 2]) {
-    let fortune = Fortune { health: Health::GOOD, mtu: 1500, fails: false };
+    nic_driven(Mode::Manual)
+}
+
+fn nic_driven(mode: Mode) -> (Arc<Nic>, Arc<Mutex<Fortune>>, [Arc<EventQueue>; 2]) {
+    let fortune = Fortune { health: Health::GOOD, mtu: 1500, fails: false, send_errors: 0 };
     let fortune = Arc::new(Mutex::new(fortune));
     let port = Box::new(Idle(Arc::clone(&fortune)));
-    let nic = Nic::real(port, ProgressConfig::new(Mode::Manual), |_| ()).expect("entropy");
+    let nic = Nic::real(port, ProgressConfig::new(mode), |_| ()).expect("entropy");
     let openers = [(); 2].map(|()| {
         let events = Arc::default();
         nic.add_opener(&events);
@@ -125,9 +131,70 @@ fn a_link_and_addresses_that_come_and_go_are_told_to_all() {
 #[test]
 fn with_the_link_comes_its_mtu() {
     let (nic, fortune, _) = nic();
-    *fortune.lock() = Fortune { health: Health { up: false, missing: 0 }, mtu: 9000, fails: false };
+    fortune.lock().health.up = false;
+    fortune.lock().mtu = 9000;
     nic.poll().unwrap();
     assert_eq!(nic.control(|engine, _| engine.caps().mtu), 9000);
+}
+
+#[test]
+fn an_mtu_that_changes_alone_is_followed() {
+    let (nic, fortune, openers) = nic();
+    for mtu in [9000, 1500, 4200] {
+        fortune.lock().mtu = mtu;
+        nic.poll().unwrap();
+        assert_eq!(nic.control(|engine, _| engine.caps().mtu), mtu);
+    }
+    assert!(openers.iter().all(|opener| opener.is_empty()), "that is no event");
+}
+
+/// Nobody makes passes, and there are no queue pairs: the NIC's thread looks after the port.
+#[cfg(all(feature = "udp", target_os = "linux"))]
+#[test]
+fn a_device_without_queue_pairs_follows_its_port() {
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+
+    let (nic, fortune, openers) = nic_driven(Mode::Hybrid);
+    let open = super::OpenNic::new(Arc::clone(&nic));
+    nic.follow_port().unwrap();
+    for (up, event) in
+        [(false, AsyncEvent::PortErr { port: 1 }), (true, AsyncEvent::PortActive { port: 1 })]
+    {
+        fortune.lock().health.up = up;
+        let mut fds = [PollFd::new(openers[0].signal.fd().unwrap(), PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(20_000_u16)), Ok(1), "nobody has looked");
+        assert_eq!(openers[0].take(), Some(event));
+    }
+    drop(open);
+}
+
+#[test]
+fn events_that_nobody_fetches_are_kept_up_to_a_bound_and_then_counted() {
+    let (nic, fortune, openers) = nic();
+    let more = 3;
+    for n in 0..MAX_EVENTS + more {
+        fortune.lock().health.up = n % 2 == 1;
+        nic.poll().unwrap();
+    }
+    let lost = |nic: &Nic| nic.counters().0.get(Counter::EventsLost);
+    assert_eq!(lost(&nic), 2 * more as u64, "for each opener");
+    // The oldest are kept.
+    let kept = told(&openers[0]);
+    assert_eq!(kept.len(), MAX_EVENTS);
+    assert_eq!(kept[0], AsyncEvent::PortErr { port: 1 });
+    let up = fortune.lock().health.up;
+    fortune.lock().health.up = !up;
+    nic.poll().unwrap();
+    assert_eq!((told(&openers[0]).len(), lost(&nic)), (1, 2 * more as u64 + 1));
+}
+
+#[test]
+fn what_the_port_refuses_is_counted_as_send_err() {
+    let (nic, fortune, _) = nic();
+    for n in [3, 5] {
+        fortune.lock().send_errors = n;
+        assert_eq!(nic.counters().0.get(Counter::SendErr), n);
+    }
 }
 
 #[test]

@@ -20,6 +20,7 @@ use super::Nic;
 use super::interfere::Faults;
 use crate::engine::cause::Cause;
 use crate::fabric::{Fabric, HostId, SharedFabric};
+use crate::fork::Origin;
 use crate::time::{Duration, Instant};
 
 /// What a step came to.
@@ -42,6 +43,8 @@ pub struct VirtualTime {
     shared: AtomicBool,
     /// The thread that is inside the program's code, called from a step.
     inside: Mutex<Option<(ThreadId, Inside)>>,
+    /// The process that made it.
+    origin: Origin,
     /// One driver at a time, where several are allowed.
     driving: Mutex<()>,
     actions: Mutex<Actions>,
@@ -82,6 +85,7 @@ impl VirtualTime {
             owner: Mutex::new(None),
             shared: AtomicBool::new(false),
             inside: Mutex::new(None),
+            origin: Origin::here(),
             driving: Mutex::new(()),
             actions: Mutex::default(),
             faults: Arc::default(),
@@ -159,6 +163,10 @@ impl VirtualTime {
     /// # Errors
     /// `EDEADLK`.
     pub fn enter(&self) -> Result<(), Cause> {
+        if !self.origin.is_here() {
+            let why = "the simulation belongs to the process that made it, and this is a child of that process".into();
+            return Err(Cause::NoDevice { why });
+        }
         if self.inside() == Some(Inside::Tap) {
             return Err(Cause::Deadlock {
                 why: "a tap runs inside the network: it may look at the packet and decide, not call verbs \

@@ -15,6 +15,8 @@ use super::{Health, PortAddress, sys};
 pub(super) struct Endpoint {
     pub(super) socket: UdpSocket,
     pub(super) address: PortAddress,
+    /// What it is told apart by in events, as long as the port is open: its place in the list may change.
+    pub(super) token: u64,
     pub(super) class: Habit,
     pub(super) hops: Habit,
     /// Buffers to offer in the next receive call.
@@ -75,11 +77,11 @@ pub(super) fn habits(socket: &UdpSocket, v4: bool) -> io::Result<(Habit, Habit)>
     })
 }
 
-/// Watches all of them, and the monitor by the number that none of them has.
+/// Watches all of them, and the monitor by a token that none of them has.
 pub(super) fn watch(endpoints: &[Endpoint], monitor: Option<&Monitor>) -> io::Result<Epoll> {
     let epoll = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC)?;
-    for (i, e) in endpoints.iter().enumerate() {
-        epoll.add(&e.socket, EpollEvent::new(EpollFlags::EPOLLIN, i as u64))?;
+    for e in endpoints {
+        epoll.add(&e.socket, EpollEvent::new(EpollFlags::EPOLLIN, e.token))?;
     }
     if let Some(monitor) = monitor {
         epoll.add(monitor, EpollEvent::new(EpollFlags::EPOLLIN, u64::MAX))?;

@@ -104,6 +104,12 @@ pub trait Port: Send + Debug {
         Health::GOOD
     }
 
+    /// The smallest MTU of its interfaces, as [`Port::caps`] has it. Cheap, and without any lock: asked in each
+    /// pass.
+    fn mtu(&self) -> u32 {
+        self.caps().mtu
+    }
+
     /// What has been counted since the port was opened.
     fn stats(&self) -> PortStats;
 
@@ -112,7 +118,7 @@ pub trait Port: Send + Debug {
         None
     }
 
-    /// Reads again what may change while the port is open: the MTU of its interfaces.
+    /// Looks whether links, addresses or MTUs have changed, without waiting for [`Port::recv`] to notice.
     fn refresh(&mut self) {}
 }
 

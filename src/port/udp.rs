@@ -71,6 +71,8 @@ pub struct UdpPort {
     addresses: Vec<PortAddress>,
     /// Watches the sockets where there are several, or have been, and the monitor.
     epoll: Option<Epoll>,
+    /// What the next endpoint is told apart by.
+    next_token: u64,
     /// Where an interface is not the loopback, which never changes.
     monitor: Option<Monitor>,
     /// Receive calls in a row that brought nothing since the monitor was asked.
@@ -184,7 +186,8 @@ impl UdpPort {
                     .map_err(OpenError::io("choosing the interface of multicast"))?;
             }
             let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
-            endpoints.push(Endpoint { socket, address, class, hops, wanted: 1 });
+            let token = endpoints.len() as u64;
+            endpoints.push(Endpoint { socket, address, token, class, hops, wanted: 1 });
         }
         let segments = |found: Option<usize>| match config.gso {
             GsoPolicy::Off => 1,
@@ -213,6 +216,7 @@ impl UdpPort {
         let health = health(&devices, &endpoints);
         Ok(Self {
             addresses: endpoints.iter().map(|e| e.address.clone()).collect(),
+            next_token: endpoints.len() as u64,
             endpoints,
             epoll,
             monitor,
@@ -237,7 +241,17 @@ impl UdpPort {
         {
             // Sockets of groups stand behind those of addresses.
             self.health = health(&devices, &self.endpoints[..self.addresses.len()]);
-            self.refresh();
+            self.read_mtu();
+        }
+    }
+
+    fn read_mtu(&mut self) {
+        let mtus = self
+            .endpoints
+            .iter()
+            .filter_map(|e| sys::interface_mtu(e.socket.as_fd(), &e.address.interface).ok());
+        if let Some(mtu) = mtus.min() {
+            self.caps.mtu = mtu;
         }
     }
 
@@ -249,7 +263,7 @@ impl UdpPort {
         bind(&socket, &group, self.config.port)?;
         join(&socket, &group).map_err(OpenError::io("joining a multicast group"))?;
         let (class, hops) = habits(&socket, v4).map_err(OpenError::io("reading a TTL"))?;
-        Ok(Endpoint { socket, address: group, class, hops, wanted: 1 })
+        Ok(Endpoint { socket, address: group, token: self.next_token, class, hops, wanted: 1 })
     }
 
     /// Takes an endpoint up, and watches it with all others.
@@ -258,23 +272,25 @@ impl UdpPort {
             self.epoll = Some(watch(&self.endpoints, self.monitor.as_ref())?);
         }
         if let Some(epoll) = &self.epoll {
-            let data = self.endpoints.len() as u64;
-            epoll.add(&endpoint.socket, EpollEvent::new(EpollFlags::EPOLLIN, data))?;
+            epoll.add(&endpoint.socket, EpollEvent::new(EpollFlags::EPOLLIN, endpoint.token))?;
         }
+        self.next_token += 1;
         self.endpoints.push(endpoint);
         Ok(())
     }
 
-    /// Drops the endpoint at `at`, which is a group's; the last one takes its place.
+    /// Drops the endpoint at `at`, which is a group's; the last one takes its place. What was counted at its
+    /// socket stays counted.
     fn drop_endpoint(&mut self, at: usize) -> io::Result<()> {
         let gone = self.endpoints.swap_remove(at);
-        let Some(epoll) = &self.epoll else { return Ok(()) };
-        epoll.delete(&gone.socket)?;
-        if let Some(moved) = self.endpoints.get(at) {
-            let mut event = EpollEvent::new(EpollFlags::EPOLLIN, at as u64);
-            epoll.modify(&moved.socket, &mut event)?;
-        }
-        Ok(())
+        self.stats.overruns += u64::from(sys::drops(gone.socket.as_fd()).unwrap_or(0));
+        // Closing the socket takes it off the list as well, unless a child of this process has it open.
+        self.epoll.as_ref().map_or(Ok(()), |epoll| Ok(epoll.delete(&gone.socket)?))
+    }
+
+    /// The endpoint that an event is of. Not known: it is that of the monitor, or of one that is gone.
+    fn endpoint_with(&self, token: u64) -> Option<usize> {
+        self.endpoints.iter().position(|e| e.token == token)
     }
 
     /// One receive call at endpoint `at`.
@@ -363,7 +379,7 @@ impl UdpPort {
     /// Whether `errno` means that a datagram of this send is longer than the interface allows, whose MTU may
     /// have changed.
     fn is_too_long(&mut self, t: &Transmit, errno: i32) -> bool {
-        self.refresh();
+        self.read_mtu();
         let datagram = t.segment_size.map_or(t.len, |size| t.len.min(usize::from(size)));
         let limit = self.caps.mtu.min(u32::from(u16::MAX)) as usize;
         errno == libc::EMSGSIZE || t.len > MAX_TRANSMIT || datagram + t.path.header_len() > limit
@@ -465,9 +481,9 @@ impl Port for UdpPort {
             }
             // The kernel keeps the order in which sockets became ready and puts those that still are at
             // the end, so a busy one does not starve the others.
-            match usize::try_from(event.data()) {
-                Ok(at) if at < self.endpoints.len() => self.receive_from(at, rx)?,
-                _ => noticed = true,
+            match self.endpoint_with(event.data()) {
+                Some(at) => self.receive_from(at, rx)?,
+                None => noticed = true,
             }
         }
         if noticed {
@@ -576,9 +592,14 @@ impl Port for UdpPort {
         self.health
     }
 
+    fn mtu(&self) -> u32 {
+        self.caps.mtu
+    }
+
     fn stats(&self) -> PortStats {
         let overruns = self.endpoints.iter().map(|e| sys::drops(e.socket.as_fd()).unwrap_or(0));
-        PortStats { overruns: overruns.map(u64::from).sum(), ..self.stats }
+        let overruns = self.stats.overruns + overruns.map(u64::from).sum::<u64>();
+        PortStats { overruns, ..self.stats }
     }
 
     fn last_error(&self) -> Option<SendError> {
@@ -586,13 +607,7 @@ impl Port for UdpPort {
     }
 
     fn refresh(&mut self) {
-        let mtus = self
-            .endpoints
-            .iter()
-            .filter_map(|e| sys::interface_mtu(e.socket.as_fd(), &e.address.interface).ok());
-        if let Some(mtu) = mtus.min() {
-            self.caps.mtu = mtu;
-        }
+        self.look_at_interfaces();
     }
 }
 
@@ -638,135 +653,4 @@ impl fmt::Display for UdpPort {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::net::RxMeta;
-    use crate::port::endpoint::Habit;
-    use crate::skip::skip;
-    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-
-    /// A port that can talk to itself at `ip`, at any free UDP port, so that it is in nobody's way. `None`
-    /// where the address does not exist.
-    fn open(ip: &str) -> Option<UdpPort> {
-        let ip: IpAddr = ip.parse().unwrap();
-        let address = netdev::address(ip, 0).unwrap()?;
-        for _ in 0..100 {
-            let any = UdpSocket::bind((ip, 0)).unwrap().local_addr().unwrap().port();
-            match UdpPort::open(UdpConfig { port: any, ..UdpConfig::new(vec![address.clone()]) }) {
-                Ok(port) => return Some(port),
-                Err(OpenError::InUse { .. }) => {}
-                Err(e) => panic!("{e}"),
-            }
-        }
-        panic!("no free port in 100 attempts");
-    }
-
-    fn to_itself(port: &UdpPort) -> Path {
-        let ip = port.addresses[0].ip;
-        Path {
-            src: ip,
-            dst: ip,
-            src_port: port.port,
-            traffic_class: 2,
-            hop_limit: 64,
-            flow_label: 0,
-            scope_id: 0,
-        }
-    }
-
-    fn send(port: &mut UdpPort, payload: &[u8], segment_size: Option<u16>) {
-        let mut tx = TxBatch::default();
-        tx.spare()[..payload.len()].copy_from_slice(payload);
-        let path = to_itself(port);
-        tx.commit(Transmit { path, ident: 0, len: payload.len(), segment_size }, 0);
-        port.send(&mut tx).unwrap();
-        assert!(tx.is_empty());
-    }
-
-    fn receive(port: &mut UdpPort, bytes: usize) -> Vec<(RxMeta, Vec<u8>)> {
-        let mut rx = RxBatch::new(4, RxBatch::WHOLE);
-        let mut got = Vec::new();
-        while got.iter().map(|(_, b): &(RxMeta, Vec<u8>)| b.len()).sum::<usize>() < bytes {
-            let mut fds = [PollFd::new(port.readiness().unwrap(), PollFlags::POLLIN)];
-            assert_eq!(poll(&mut fds, PollTimeout::from(20_000u16)), Ok(1));
-            port.recv(&mut rx).unwrap();
-            got.extend(rx.iter().map(|(meta, bytes)| (meta, bytes.to_vec())));
-        }
-        got
-    }
-
-    /// Makes the kernel refuse segmented sends, which need checksums: in IPv4 by leaving them out in all
-    /// sends of the socket, in IPv6 likewise.
-    fn forbid_checksums(port: &UdpPort) {
-        let fd = port.endpoints[0].socket.as_fd();
-        if port.addresses[0].ip.is_ipv4() {
-            sys::set_option(fd, libc::SOL_SOCKET, libc::SO_NO_CHECK, 1).unwrap();
-        } else {
-            sys::set_option(fd, libc::SOL_UDP, libc::UDP_NO_CHECK6_TX, 1).unwrap();
-        }
-    }
-
-    #[test]
-    fn a_kernel_that_refuses_to_segment_over_ipv4() {
-        let mut port = open("127.0.0.1").unwrap();
-        forbid_checksums(&port);
-        assert!(port.caps().gso_segments_v4 > 1);
-        send(&mut port, &[1; 300], Some(100));
-        assert_eq!(port.caps().gso_segments_v4, 1, "the engine is told");
-        let s = port.stats();
-        assert_eq!((s.gso_refused, s.send_errors, s.sent_datagrams), (1, 3, 0));
-        assert_eq!(port.last_error().map(|e| e.errno), Some(libc::EIO));
-        // Nothing of it was sent: the identifications would be wrong.
-        send(&mut port, &[2; 100], None);
-        let got = receive(&mut port, 100);
-        assert_eq!(got[0].1, [2; 100]);
-        // What had been staged before the engine knew is dropped without asking the kernel.
-        send(&mut port, &[3; 300], Some(100));
-        assert_eq!((port.stats().gso_refused, port.stats().send_errors), (1, 6));
-    }
-
-    #[test]
-    fn a_kernel_that_refuses_to_segment_over_ipv6() {
-        let Some(mut port) = open("::1") else { return skip("no ::1 here") };
-        forbid_checksums(&port);
-        assert!(port.caps().gso_segments_v6 > 1);
-        let payload: Vec<u8> = (0..250).collect();
-        send(&mut port, &payload, Some(100));
-        assert_eq!(port.caps().gso_segments_v6, 1);
-        let s = port.stats();
-        assert_eq!((s.gso_refused, s.send_errors, s.sent_datagrams), (1, 0, 3));
-        // They arrive one by one, and without a checksum, as many RoCEv2 senders send them.
-        let got = receive(&mut port, 250);
-        assert_eq!(got.iter().map(|(_, b)| b.len()).collect::<Vec<_>>(), [100, 100, 50]);
-        assert!(got.iter().all(|(meta, _)| meta.path == to_itself(&port) && meta.gro_index == 0));
-        assert_eq!(got.concat_bytes(), payload);
-        send(&mut port, &payload, Some(100));
-        assert_eq!(port.stats().gso_refused, 1);
-        assert_eq!(receive(&mut port, 250).concat_bytes(), payload);
-    }
-
-    trait ConcatBytes {
-        fn concat_bytes(&self) -> Vec<u8>;
-    }
-
-    impl ConcatBytes for Vec<(RxMeta, Vec<u8>)> {
-        fn concat_bytes(&self) -> Vec<u8> {
-            self.iter().flat_map(|(_, b)| b.clone()).collect()
-        }
-    }
-
-    #[test]
-    fn frequent_values_need_no_control_data() {
-        let mut port = open("127.0.0.1").unwrap();
-        let control = |port: &UdpPort| {
-            let t = Transmit { path: to_itself(port), ident: 0, len: 1, segment_size: None };
-            port.endpoints[0].outgoing(&t, &[0], port.port).control.as_bytes().len()
-        };
-        assert_eq!(control(&port), super::super::control::space(4));
-        for _ in 0..u32::from(Habit::STREAK) {
-            send(&mut port, &[1], None);
-        }
-        assert_eq!(control(&port), 0);
-        assert!(receive(&mut port, 64).iter().all(|(meta, _)| meta.path.traffic_class == 2));
-    }
-}
+mod tests;

@@ -259,7 +259,7 @@ impl Sim {
     /// Runs for a time.
     ///
     /// # Panics
-    /// Another thread drives the simulation.
+    /// Another thread drives the simulation, or this process is a child of the one that made it.
     #[track_caller]
     pub fn run_for(&self, d: Duration) {
         if let Err(cause) = self.0.time.run_for(d) {
@@ -270,7 +270,7 @@ impl Sim {
     /// Runs until nothing is left to happen.
     ///
     /// # Panics
-    /// Another thread drives the simulation.
+    /// Another thread drives the simulation, or this process is a child of the one that made it.
     #[track_caller]
     pub fn settle(&self) {
         if let Err(cause) = self.0.time.settle() {

@@ -41,10 +41,16 @@ impl Context {
     ///
     /// Options follow, each behind a comma. `gso=on`, `gso=off`, `gso=auto`: whether the kernel may split
     /// sends (`auto`: where it is known to do it right). `pcap=FILE`: every packet that the device sends or
-    /// receives is written to a pcapng file, which is readable at any time. `pkeys=8001:7ffe`: further entries of the
+    /// receives is written to a pcapng file, which is readable at any time. `rcvbuf=BYTES`: the receive buffer to ask the
+    /// kernel for (up to `net.core.rmem_max` it is granted; default 4 MiB). `pkeys=8001:7ffe`: further entries of the
     /// partition table, in hex, from index 1 on. (A comma or backslash in the
     /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
     /// `soft:lo,pcap=b` have different addresses.
+    ///
+    /// *Fork.* A device belongs to the process that opened it. In a child of `fork(2)` every verb on it fails with
+    /// `ENODEV`, dropping its objects does nothing, memory that was allocated by the library is not there, and the child
+    /// may open devices of its own. Its copies of the parent's sockets stay open until it ends or runs another program:
+    /// as long the address is taken. (`std::process::Command` runs another program, and nothing of this matters.)
     ///
     /// # Errors
     /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
@@ -75,7 +81,7 @@ impl Context {
     }
 
     pub(crate) fn active_mtu(&self) -> Mtu {
-        self.nic().control(|engine, _| engine.caps().path_mtu()).unwrap_or(Mtu::B256)
+        self.nic().path_mtu().unwrap_or(Mtu::B256)
     }
 
     pub(crate) fn rx_buffer(&self) -> u32 {
@@ -222,20 +228,25 @@ impl Context {
         Ok(CompChannel::new(self))
     }
 
-    /// The next asynchronous event. It is acknowledged before it is handed out.
+    /// The next asynchronous event. It is acknowledged before it is handed out. 4096 are kept for who does not fetch
+    /// them, the oldest, which tell the cause; the rest is counted (`events_lost`).
     ///
     /// # Errors
-    /// [`Error::Timeout`].
+    /// [`Error::Timeout`]. `EDEADLK` inside a tap of a simulation.
     #[doc(alias("ibv_get_async_event", "ibv_ack_async_event"))]
     pub fn wait_event(&self, timeout: Duration) -> Result<Event> {
+        let verb = "ibv_get_async_event";
+        self.nic().enter().of(verb)?;
         let events = &self.0.events;
         let mut event = events.take();
         if event.is_none() {
+            // Without queue pairs nobody may have looked for long.
+            self.nic().look_at_port();
             let ready = || {
                 event = events.take();
                 event.is_some()
             };
-            self.nic().wait(&events.waiters, ready, timeout).of("ibv_get_async_event")?;
+            self.nic().wait(&events.waiters, ready, timeout).of(verb)?;
         }
         event.ok_or(Error::Timeout)
     }
@@ -248,10 +259,9 @@ impl Context {
         let verb = "counters";
         self.nic().enter().of(verb)?;
         check_port(verb, port)?;
-        let mut all: BTreeMap<String, u64> = self.nic().control(|engine, _| {
-            engine.counters().iter().map(|(c, n)| (c.name().to_owned(), n)).collect()
-        });
-        let stats = self.nic().port_stats();
+        let (counters, stats) = self.nic().counters();
+        let mut all: BTreeMap<String, u64> =
+            counters.iter().map(|(c, n)| (c.name().to_owned(), n)).collect();
         for (name, n) in [
             ("port_sent_datagrams", stats.sent_datagrams),
             ("port_send_calls", stats.send_calls),
@@ -259,6 +269,7 @@ impl Context {
             ("port_send_busy", stats.send_busy),
             ("port_received_datagrams", stats.received_datagrams),
             ("port_receive_calls", stats.receive_calls),
+            ("port_receive_errors", stats.receive_errors),
             ("port_receive_calls_in_vain", stats.receive_calls_in_vain),
             ("port_overruns", stats.overruns),
             ("port_wrong_interface", stats.wrong_interface),
@@ -288,12 +299,13 @@ impl Context {
 
 #[cfg(all(feature = "udp", target_os = "linux"))]
 impl Context {
-    /// The file descriptor of asynchronous events: readable while there are some.
+    /// The file descriptor of asynchronous events: readable while there are some. From the first call on the
+    /// device's thread looks after the port, also where there are no queue pairs.
     ///
     /// # Errors
-    /// The process has no descriptors left (`EMFILE`).
+    /// The process has no descriptors (`EMFILE`) or threads (`EAGAIN`) left.
     pub fn events_fd(&self) -> Result<std::os::fd::BorrowedFd<'_>> {
-        self.nic().hand_over();
+        self.nic().follow_port().of("ibv_get_async_event")?;
         Ok(self.0.events.signal.fd()?)
     }
 }

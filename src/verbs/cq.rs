@@ -23,6 +23,9 @@ struct Inner {
 impl Drop for Inner {
     #[doc(alias = "ibv_destroy_cq")]
     fn drop(&mut self) {
+        if !self.ctx.nic().is_here() {
+            return;
+        }
         if let Some(channel) = &self.channel {
             channel.0.queues.lock().retain(|(cq, _)| *cq != self.entry.cq);
         }
@@ -36,7 +39,7 @@ impl Drop for Inner {
 #[derive(Clone, Debug)]
 pub struct CompletionQueue(Arc<Inner>);
 
-/// Completions that `poll_many` style calls take from the ring in one go.
+/// Completions that [`CompletionQueue::drain`] takes from the ring in one go.
 const BATCH: usize = 32;
 
 impl CompletionQueue {
@@ -71,9 +74,10 @@ impl CompletionQueue {
     /// everything that happens next, so a program that spins comes to an end.
     ///
     /// # Errors
-    /// `EDEADLK` in a simulation that another thread drives.
+    /// `EDEADLK` in a simulation that another thread drives. `ENODEV` in a child of the process that made it.
     #[doc(alias = "ibv_poll_cq")]
     pub fn poll(&self, out: &mut [WorkCompletion]) -> Result<usize> {
+        self.0.ctx.nic().check_process().of("ibv_poll_cq")?;
         let n = self.take(out);
         if n > 0 || out.is_empty() {
             return Ok(n);
@@ -88,7 +92,8 @@ impl CompletionQueue {
     /// was armed.
     ///
     /// # Errors
-    /// [`Error::Timeout`]. `EDEADLK` in a simulation where nothing is left to happen.
+    /// [`Error::Timeout`]. `EDEADLK` in a simulation where nothing is left to happen. `ENODEV` in a child of the
+    /// process that made it.
     ///
     /// ```
     /// use softroce::prelude::*;
@@ -116,6 +121,7 @@ impl CompletionQueue {
                 Cause::Invalid { what: "there is no room for a completion: out is empty".into() },
             ));
         }
+        self.0.ctx.nic().check_process().of("ibv_poll_cq")?;
         let mut n = self.take(out);
         if n > 0 {
             return Ok(n);
@@ -139,6 +145,7 @@ impl CompletionQueue {
     /// `EINVAL`: the queue has no channel.
     #[doc(alias = "ibv_req_notify_cq")]
     pub fn arm(&self, solicited_only: bool) -> Result<()> {
+        self.0.ctx.nic().check_process().of("ibv_req_notify_cq")?;
         let Some(channel) = &self.0.channel else {
             return Err(Error::verb(
                 "ibv_req_notify_cq",
@@ -178,6 +185,7 @@ impl CompletionQueue {
     }
 
     fn poll_next(&self, cx: &TaskContext<'_>) -> Poll<Result<WorkCompletion>> {
+        self.0.ctx.nic().check_process().of("ibv_poll_cq")?;
         let mut one = [WorkCompletion::default()];
         if self.take(&mut one) > 0 {
             return Poll::Ready(Ok(one[0]));
@@ -189,9 +197,13 @@ impl CompletionQueue {
         if self.take(&mut one) > 0 { Poll::Ready(Ok(one[0])) } else { Poll::Pending }
     }
 
-    /// Takes everything that is there, without letting the device work.
+    /// Takes everything that is there, without letting the device work. In a child of the process that made the queue
+    /// nothing is.
     pub fn drain(&self) -> Vec<WorkCompletion> {
         let mut all = Vec::new();
+        if !self.0.ctx.nic().is_here() {
+            return all;
+        }
         let mut some = [WorkCompletion::default(); BATCH];
         loop {
             match self.take(&mut some) {
@@ -340,6 +352,7 @@ impl CompChannel {
     /// # Errors
     /// The process has no descriptors left (`EMFILE`).
     pub fn fd(&self) -> Result<std::os::fd::BorrowedFd<'_>> {
+        self.0.ctx.nic().check_process().of("ibv_create_comp_channel")?;
         self.0.ctx.nic().hand_over();
         Ok(self.0.channel.signal.fd()?)
     }

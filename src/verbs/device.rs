@@ -112,6 +112,7 @@ mod soft {
     use crate::engine::cause::Cause;
     use crate::engine::config;
     use crate::engine::errno::{EBUSY, EIO};
+    use crate::fork::Origin;
     use crate::nic::clock::WallClock;
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
@@ -119,8 +120,12 @@ mod soft {
     use crate::port::Port;
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
+    use crate::time::Duration;
     use crate::verbs::error::Named;
     use crate::wire::num::Pkey;
+
+    /// How long a child of a process with devices waits for its turn to open one.
+    const IN_CHILD: Duration = Duration::from_secs(10);
 
     /// Devices that are open in this process, by the name that opens them.
     static OPEN: Mutex<BTreeMap<String, Weak<OpenNic>>> = Mutex::new(BTreeMap::new());
@@ -246,8 +251,16 @@ mod soft {
 
     pub(super) fn open(name: &str) -> Result<Context> {
         let verb = "ibv_open_device";
-        let mut table = OPEN.lock();
-        if let Some(nic) = table.get(name).and_then(Weak::upgrade) {
+        let origin = Origin::here();
+        // In a child a thread that is not there may have the lock.
+        let patience = if origin.is_child() { IN_CHILD } else { Duration::MAX };
+        let Some(mut table) = OPEN.try_lock_for(patience) else {
+            let why = "this process is a child of one that was opening a device meanwhile: fork before that".into();
+            return Err(Error::verb(verb, Cause::Io { errno: EIO, why }));
+        };
+        // Devices of a parent stay the parent's.
+        let here = |nic: &Arc<OpenNic>| nic.nic().is_here();
+        if let Some(nic) = table.get(name).and_then(Weak::upgrade).filter(here) {
             return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
         let (base, options) = parse(name)?;

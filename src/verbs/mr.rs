@@ -18,7 +18,7 @@ use crate::engine::cause::Cause;
 use crate::mem::{self, Region, Registered};
 use crate::wire::num::Lkey;
 
-use super::error::{Error, Result};
+use super::error::{Error, Named, Result};
 use super::pd::ProtectionDomain;
 
 /// A piece of registered memory, for a work request.
@@ -321,6 +321,7 @@ impl MemoryRegion {
     #[doc(alias = "ibv_dereg_mr")]
     pub fn deregister(mut self) -> Result<()> {
         let (pd, lkey) = (self.pd.id(), self.keys.lkey);
+        self.pd.nic().enter().of("ibv_dereg_mr")?;
         match self.pd.nic().control(|engine, _| engine.deregister(pd, lkey)) {
             Ok(_region) => {
                 self.registered = false;
@@ -337,7 +338,7 @@ impl Drop for MemoryRegion {
             let (pd, lkey) = (self.pd.id(), self.keys.lkey);
             // With the windows that are bound to it: memory of the program's may be freed after this. The key
             // is that of a region which is registered, so there is no other way for this to end.
-            let _ = self.pd.nic().control(|engine, _| engine.withdraw(pd, lkey));
+            let _ = self.pd.nic().release(|engine| engine.withdraw(pd, lkey));
         }
     }
 }

@@ -70,6 +70,6 @@ impl Drop for MemoryWindow {
     fn drop(&mut self) {
         let rkey = Rkey(self.rkey());
         // The window exists as long as this does.
-        let _ = self.pd.nic().control(|engine, _| engine.dealloc_mw(self.pd.id(), rkey));
+        let _ = self.pd.nic().release(|engine| engine.dealloc_mw(self.pd.id(), rkey));
     }
 }

@@ -31,7 +31,7 @@ struct Inner {
 impl Drop for Inner {
     fn drop(&mut self) {
         // Everything made in it holds a reference, so nothing is left in it.
-        let _ = self.ctx.nic().control(|engine, _| engine.dealloc_pd(self.id));
+        let _ = self.ctx.nic().release(|engine| engine.dealloc_pd(self.id));
     }
 }
 

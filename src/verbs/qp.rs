@@ -4,9 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
-use crate::engine::cc::CongestionControl;
-use crate::engine::qp::attr::Mask;
-use crate::engine::{QpFace, QpHandle, QpInit};
+use crate::engine::qp::attr::{Mask, attr_name};
+use crate::engine::{QpFace, QpHandle};
 use crate::mem::Access;
 use crate::nic::interfere::{Point, PostGate};
 use crate::queue::{BindWqe, PostError, SendFlags, SendOp, SendProducer, SendWqe};
@@ -24,183 +23,32 @@ use super::pd::ProtectionDomain;
 use super::srq::SharedReceiveQueue;
 use super::wr::{Local, RecvWr, SendWr, Source};
 
+mod builder;
+
+pub use builder::QpBuilder;
+
 /// The largest number of a queue pair.
 const MAX_QPN: u32 = 0xff_ffff;
 /// Longest message.
 const MAX_MSG: u64 = 1 << 31;
 
-/// Makes a queue pair.
-#[derive(Debug)]
-#[must_use = "nothing is made before `build`"]
-pub struct QpBuilder {
-    pd: ProtectionDomain,
-    kind: QpType,
-    send_cq: CompletionQueue,
-    recv_cq: CompletionQueue,
-    cap: QpCap,
-    port: u8,
-    pkey_index: u16,
-    gid_index: Option<u16>,
-    access: Access,
-    sig_all: bool,
-    srq: Option<SharedReceiveQueue>,
-    cc: Option<Box<dyn CongestionControl>>,
-}
-
-impl QpBuilder {
-    pub(crate) fn new(pd: &ProtectionDomain, kind: QpType, cq: &CompletionQueue) -> Self {
-        Self {
-            pd: pd.clone(),
-            kind,
-            send_cq: cq.clone(),
-            recv_cq: cq.clone(),
-            cap: QpCap::default(),
-            port: 1,
-            pkey_index: 0,
-            gid_index: None,
-            access: Access::REMOTE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT,
-            sig_all: false,
-            srq: None,
-            cc: None,
-        }
-    }
-
-    /// Receives complete here, not where sends do.
-    pub fn recv_cq(mut self, cq: &CompletionQueue) -> Self {
-        self.recv_cq = cq.clone();
-        self
-    }
-
-    /// Receives come from a shared queue; it has none of its own then, whatever the sizes say.
-    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
-        self.srq = Some(srq.clone());
-        self
-    }
-
-    /// Sizes of the queues.
-    pub fn cap(mut self, cap: QpCap) -> Self {
-        self.cap = cap;
-        self
-    }
-
-    /// Slots of the send and the receive queue.
-    pub fn depth(mut self, send: u32, recv: u32) -> Self {
-        self.cap.send_wr = send;
-        self.cap.recv_wr = recv;
-        self
-    }
-
-    /// Port of the device, 1.
-    pub fn port(mut self, port: u8) -> Self {
-        self.port = port;
-        self
-    }
-
-    /// Which partition it is in: index into the partition table. Default 0.
-    pub fn pkey_index(mut self, i: u16) -> Self {
-        self.pkey_index = i;
-        self
-    }
-
-    /// Which of the device's addresses to use. Default: the first IPv4 one, else the first.
-    pub fn gid_index(mut self, i: u16) -> Self {
-        self.gid_index = Some(i);
-        self
-    }
-
-    /// What peers may do through this queue pair. Default: everything that their keys allow. Nothing of that
-    /// kind with datagrams.
-    pub fn access(mut self, a: Access) -> Self {
-        self.access = a;
-        self
-    }
-
-    /// Every request makes a completion, signaled or not.
-    pub fn sig_all(mut self) -> Self {
-        self.sig_all = true;
-        self
-    }
-
-    /// How fast it sends. Default: as fast as it can.
-    pub fn congestion_control(mut self, cc: impl CongestionControl + 'static) -> Self {
-        self.cc = Some(Box::new(cc));
-        self
-    }
-
-    /// Makes it, in INIT, so that receives can be posted before anybody connects.
-    ///
-    /// # Errors
-    /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or objects of different
-    /// devices.
-    #[doc(alias = "ibv_create_qp")]
-    pub fn build(self) -> Result<QueuePair> {
-        let qp = self.build_reset()?;
-        qp.modify(&qp.init_attr())?;
-        Ok(qp)
-    }
-
-    /// Makes it, in RESET, for those who drive the state machine themselves.
-    ///
-    /// # Errors
-    /// As [`build`](Self::build).
-    #[doc(alias = "ibv_create_qp")]
-    pub fn build_reset(self) -> Result<QueuePair> {
-        let verb = "ibv_create_qp";
-        let ctx = self.pd.context();
-        if self.srq.as_ref().is_some_and(|srq| !srq.pd().context().is(ctx)) {
-            let what =
-                "the shared receive queue belongs to another device than the protection domain";
-            return Err(Error::verb(verb, Cause::Mismatch { what }));
-        }
-        if !self.send_cq.context().is(ctx) || !self.recv_cq.context().is(ctx) {
-            let what = "the completion queue belongs to another device than the protection domain";
-            return Err(Error::verb(verb, Cause::Mismatch { what }));
-        }
-        let gids = ctx.gids()?;
-        let gid_index = match self.gid_index {
-            Some(i) if usize::from(i) < gids.len() => i,
-            Some(i) => {
-                let max = gids.len().saturating_sub(1) as u64;
-                let cause = Cause::AttrRange { attr: "sgid_index", got: i.into(), max };
-                return Err(Error::verb(verb, cause));
-            }
-            None => {
-                let v4 = gids.iter().position(|g| g.gid.ip().is_some_and(|ip| ip.is_ipv4()));
-                u16::try_from(v4.unwrap_or(0)).unwrap_or(0)
-            }
-        };
-        let nic = ctx.nic();
-        nic.enter().of(verb)?;
-        let init = QpInit {
-            kind: self.kind,
-            pd: self.pd.id(),
-            send_cq: self.send_cq.number(),
-            recv_cq: self.recv_cq.number(),
-            srq: self.srq.as_ref().map(SharedReceiveQueue::number),
-            cap: self.cap,
-            sig_all: self.sig_all,
-            cc: self.cc,
-        };
-        let (handle, face) = nic.create_qp(init, ctx.events()).of(verb)?;
-        let psn = nic.control(|engine, _| engine.random_psn());
-        Ok(QueuePair {
-            pd: self.pd,
-            _send_cq: self.send_cq,
-            _recv_cq: self.recv_cq,
-            _srq: self.srq,
-            handle,
-            face,
-            access: self.access,
-            port: self.port,
-            pkey_index: self.pkey_index,
-            gid_index,
-            gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
-            psn: AtomicU32::new(psn.raw()),
-            qkey: AtomicU32::new(0),
-            alive: true,
-        })
-    }
-}
+/// What each step of `connect_with` takes.
+const TO_INIT: Mask = Mask::PORT.union(Mask::PKEY_INDEX).union(Mask::ACCESS);
+const TO_RTR: Mask = Mask::AV
+    .union(Mask::PATH_MTU)
+    .union(Mask::DEST_QPN)
+    .union(Mask::RQ_PSN)
+    .union(Mask::MAX_DEST_RD_ATOMIC)
+    .union(Mask::MIN_RNR_TIMER)
+    .union(Mask::ACCESS)
+    .union(Mask::ALT_PATH)
+    .union(Mask::RATE_LIMIT);
+const TO_RTS: Mask = Mask::SQ_PSN
+    .union(Mask::TIMEOUT)
+    .union(Mask::RETRY_CNT)
+    .union(Mask::RNR_RETRY)
+    .union(Mask::MAX_RD_ATOMIC)
+    .union(Mask::PATH_MIG);
 
 /// A queue pair, with one owner (put it into an `Arc` to share it; posting takes `&self`).
 ///
@@ -296,26 +144,36 @@ impl QueuePair {
     ///
     /// # Errors
     /// `EINVAL` with the attribute at fault, for example an address of another family; or the queue pair is one
-    /// for datagrams.
+    /// for datagrams. The queue pair is left where the step that failed has found it, in INIT or in RTR: connect again
+    /// from INIT, or move it to RESET first.
     pub fn connect(&self, peer: &QpEndpoint) -> Result<()> {
         self.connect_with(peer, QpAttr::default())
     }
 
-    /// The same, with any attribute overridden at the step that takes it.
+    /// The same, with any attribute overridden at the step that takes it. In INIT already, `port` and `pkey_index` are
+    /// changed before the first step.
     ///
     /// # Errors
-    /// As [`connect`](Self::connect).
+    /// As [`connect`](Self::connect). `EINVAL` too for an attribute that none of the steps takes (`state`, `cur_state`,
+    /// `sqd_notify`, `qkey`, `cap`); then nothing has changed.
     pub fn connect_with(&self, peer: &QpEndpoint, over: QpAttr) -> Result<()> {
         if self.face.kind() == QpType::Ud {
             let what = "a datagram queue pair has no peer of its own: activate it, and say .to() in each request";
             return Err(Error::verb("ibv_modify_qp", Cause::Invalid { what: what.into() }));
         }
+        let from = self.state()?;
+        let unused = over.mask() - (TO_INIT | TO_RTR | TO_RTS);
+        if over.state.is_some() || !unused.is_empty() {
+            let attr = if over.state.is_some() { "state" } else { attr_name(unused) };
+            let cause = Cause::UnexpectedAttr { from, to: QpState::Rts, attr };
+            return Err(Error::verb("ibv_modify_qp", cause));
+        }
         let reliable = self.face.kind().is_reliable();
         let mine = self.endpoint();
-        if self.state()? == QpState::Reset {
-            self.modify(
-                &self.init_attr().overridden(&over, Mask::PORT | Mask::PKEY_INDEX | Mask::ACCESS),
-            )?;
+        if from == QpState::Reset {
+            self.modify(&self.init_attr().overridden(&over, TO_INIT))?;
+        } else if over.mask().intersects(Mask::PORT | Mask::PKEY_INDEX) {
+            self.modify(&QpAttr::to(QpState::Init).overridden(&over, TO_INIT))?;
         }
         let nic = self.pd.nic();
         nic.control(|engine, _| engine.set_peer_buffer(self.handle, peer.rx_buffer))
@@ -332,23 +190,8 @@ impl QueuePair {
             rtr = rtr.max_dest_rd_atomic(depth).min_rnr_timer(12);
             rts = rts.timeout(17).retry_cnt(7).rnr_retry(7).max_rd_atomic(depth);
         }
-        let takes = Mask::AV
-            | Mask::PATH_MTU
-            | Mask::DEST_QPN
-            | Mask::RQ_PSN
-            | Mask::MAX_DEST_RD_ATOMIC
-            | Mask::MIN_RNR_TIMER
-            | Mask::ACCESS
-            | Mask::ALT_PATH
-            | Mask::RATE_LIMIT;
-        self.modify(&rtr.overridden(&over, takes))?;
-        let takes = Mask::SQ_PSN
-            | Mask::TIMEOUT
-            | Mask::RETRY_CNT
-            | Mask::RNR_RETRY
-            | Mask::MAX_RD_ATOMIC
-            | Mask::PATH_MIG;
-        self.modify(&rts.overridden(&over, takes))
+        self.modify(&rtr.overridden(&over, TO_RTR))?;
+        self.modify(&rts.overridden(&over, TO_RTS))
     }
 
     /// INIT to RTS for a datagram queue pair, which takes datagrams with this Q_Key from then on.
@@ -626,7 +469,7 @@ impl QueuePair {
             _ => {}
         }
         if !kind.has(wr.op) {
-            let what = match kind {
+            let rest = match kind {
                 QpType::Ud => {
                     "a datagram queue pair does SEND, with or without immediate data, and nothing else"
                 }
@@ -635,6 +478,7 @@ impl QueuePair {
                      and invalidates windows of its own: anything else needs RC"
                 }
             };
+            let what = format!("the request is {:?}: {rest}", wr.op);
             return Err(Cause::Invalid { what: what.into() });
         }
         if wr.xrc {

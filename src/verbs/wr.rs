@@ -230,6 +230,10 @@ impl<'a> SendWr<'a> {
     /// registered with the rights ([`Access::FLUSH_GLOBAL`], [`Access::FLUSH_PERSISTENT`]). On connected queue
     /// pairs (RC).
     ///
+    /// For persistence the peer's device writes caches back, some nanoseconds for each 64 bytes, while it serves others.
+    /// Atomics and ATOMIC WRITEs that follow take effect after it; a WRITE or SEND that follows need not. One that takes
+    /// longer than timeout and retries of the queue pair allow ends with RETRY_EXC_ERR: flush a few gigabytes in parts.
+    ///
     /// Linux rdma_rxe up to 7.3 computes another ICRC for this packet than the standard says. What it sends is
     /// accepted; what is sent to it, by the standard, it does not answer.
     ///

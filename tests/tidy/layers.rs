@@ -11,7 +11,8 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ("sync", &[]),
     ("seed", &[]),
     ("net", &["time", "wire::num"]),
-    ("mem", &["wire::num"]),
+    ("fork", &[]),
+    ("mem", &["wire::num", "fork"]),
     ("queue", &["wire::num", "mem"]),
     ("engine", &["wire", "net", "time", "mem", "queue", "seed"]),
     // The simulated network knows datagrams, and no queue pairs.
@@ -26,6 +27,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
         "nic",
         &["engine", "port", "fabric", "capture", "queue", "mem", "wire", "net", "time", "seed"],
     ),
+    ("nic", &["fork"]),
     ("verbs", &["nic", "queue", "mem", "wire::num", "wire::grh", "net", "time"]),
     // Of the engine, what things are called, and handles to queue pairs; its workings are not seen.
     (
@@ -45,7 +47,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ),
     // The list of devices, and what opening one puts together.
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
-    ("verbs::device", &["engine::EngineConfig", "engine::config"]),
+    ("verbs::device", &["engine::EngineConfig", "engine::config", "fork"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause", "engine::config", "engine::watch"]),
     // A user of the simulation like any other, who knows what packets mean.
@@ -84,7 +86,7 @@ const SEEDED: &[&str] =
 /// Crates that stand for a part of the outside world, and the modules that speak to it.
 const CRATES: &[(&str, &[&str])] = &[
     ("getrandom", &["nic"]),
-    ("libc", &["mem::raw", "port"]),
+    ("libc", &["fork", "mem::raw", "port"]),
     ("nix", &["port", "nic"]),
     ("pcap_file", &["capture"]),
     ("smoltcp", &["wire::frame", "wire::grh"]),

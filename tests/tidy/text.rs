@@ -7,12 +7,14 @@ use super::{Exception, Finding};
 
 /// Where `unsafe` may stand.
 pub(crate) const UNSAFE: &[Exception] = &[
+    ("src/fork.rs", "a handler that the C library calls in children"),
     ("src/mem/raw.rs", "the only code that touches registered bytes"),
     ("src/port/sys.rs", "system calls"),
     ("src/queue/ring.rs", "rings between two threads"),
     ("src/verbs/mr.rs", "takes over the contract for memory that is not ours"),
     ("src/verbs/pd.rs", "takes over the contract for memory that is not ours"),
     ("tests/alloc.rs", "an allocator that counts"),
+    ("tests/fork.rs", "forks"),
     ("tests/verbs/annex.rs", "registers memory of its own"),
     ("tests/verbs/limits.rs", "registers memory of its own"),
     ("tests/verbs/memory.rs", "registers memory of its own"),

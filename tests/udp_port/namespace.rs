@@ -11,6 +11,7 @@ pub(super) fn all() {
     packets_through_another_interface_are_dropped();
     a_host_without_ipv6();
     a_link_and_addresses_that_come_and_go();
+    a_device_without_queue_pairs_follows_its_interface();
 }
 
 fn ip(arguments: &str) {
@@ -35,6 +36,13 @@ fn until_healthy(port: &mut UdpPort, want: Health) {
         poll(&mut fds, PollTimeout::from(10_000_u16)).unwrap();
     }
     panic!("still {:?}, not {want:?}", port.health());
+}
+
+/// Waits until the link of an interface is there: the kernel tells of it some time after the command.
+fn until_running(interface: &str) {
+    let dev = netdev::interface(interface).unwrap().unwrap();
+    let config = UdpConfig { port: 4790, ..UdpConfig::new(dev.addresses[..1].to_vec()) };
+    until_healthy(&mut UdpPort::open(config).unwrap(), Health::GOOD);
 }
 
 fn a_link_and_addresses_that_come_and_go() {
@@ -69,6 +77,45 @@ fn a_link_and_addresses_that_come_and_go() {
     assert_eq!(open("127.0.0.9").health(), Health::GOOD);
 }
 
+fn a_device_without_queue_pairs_follows_its_interface() {
+    use softroce::verbs::{Context, Event, Mtu, PortState};
+
+    ip("link add q0 type veth peer name q1");
+    ip("link set q0 addrgenmode none");
+    ip("address add 10.99.0.1/24 dev q0");
+    ip("link set q1 up");
+    ip("link set q0 up");
+    until_running("q0");
+    let long = std::time::Duration::from_secs(20);
+    // By the descriptor of events.
+    let ctx = Context::open("soft:q0").unwrap();
+    let fd = ctx.events_fd().unwrap();
+    for (state, event) in
+        [("down", Event::PortErr { port: 1 }), ("up", Event::PortActive { port: 1 })]
+    {
+        ip(&format!("link set q1 {state}"));
+        let mut fds = [PollFd::new(fd, PollFlags::POLLIN)];
+        assert_eq!(poll(&mut fds, PollTimeout::from(20_000_u16)), Ok(1), "{state}");
+        assert_eq!(ctx.wait_event(long), Ok(event));
+    }
+    drop(ctx);
+    until_running("q0");
+    // Asking is enough, and so is waiting.
+    let ctx = Context::open("soft:q0").unwrap();
+    assert_eq!(ctx.port(1).unwrap().active_mtu, Mtu::B1024);
+    ip("link set q1 mtu 9000");
+    ip("link set q0 mtu 9000");
+    assert_eq!(ctx.port(1).unwrap().active_mtu, Mtu::B4096);
+    // Of this end the kernel tells at once.
+    ip("link set q0 down");
+    assert_eq!(ctx.port(1).unwrap().state, PortState::Down);
+    assert_eq!(ctx.wait_event(long), Ok(Event::PortErr { port: 1 }));
+    ip("link set q0 up");
+    assert_eq!(ctx.wait_event(long), Ok(Event::PortActive { port: 1 }));
+    drop(ctx);
+    ip("link delete q0");
+}
+
 fn two_ports_over_ipv6() {
     let (mut a, mut b) = (open("fd00::1"), open("fd00::2"));
     assert_eq!(a.numbering(), Numbering::Irrelevant);
@@ -101,6 +148,7 @@ fn groups_over_ipv6() {
         ip(&format!("-6 address add {address} dev m0 nodad"));
     }
     ip("link set m0 up");
+    until_running("m0");
     let (mut a, mut b) = (open("fd97::1"), open("fd97::2"));
     // Of the site, and of the link.
     for group in ["ff05::1:7", "ff02::1:7"] {

@@ -155,3 +155,36 @@ fn memory_that_its_owner_calls_persistent() {
     drop(to);
     drop(words);
 }
+
+/// Longer than one pass of the device takes.
+#[cfg(target_arch = "x86_64")]
+#[test]
+#[expect(unsafe_code, reason = "memory of the program's own is registered by unsafe functions")]
+fn a_long_flush_and_what_follows_it() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let len = 16 << 20;
+    let mut words = vec![0_u64; len / 8];
+    let access = Access::REMOTE | Access::FLUSH_PERSISTENT;
+    // SAFETY: `words` outlives the region and is looked at through it only.
+    let to = unsafe { b.pd.reg_mr(words.as_mut_ptr().cast(), len, access) }.unwrap();
+    let result = a.memory(8);
+    a.qp.post_send([
+        SendWr::flush_all(1, to.remote(), Placement::PERSISTENT),
+        SendWr::atomic_write(2, inline(&7_u64.to_ne_bytes()), to.remote()),
+        SendWr::fetch_add(3, result.sge(..), to.remote(), 1),
+    ])
+    .unwrap();
+    // It serves others meanwhile.
+    let lent = a.memory(8);
+    b.done(SendWr::write(9, inline(b"not idle"), lent.remote()));
+    for id in [1, 2, 3] {
+        assert_eq!(a.sent().ok().unwrap().wr_id, id);
+    }
+    assert_eq!(
+        (result.to_vec(0..8), to.to_vec(0..8)),
+        (7_u64.to_ne_bytes().to_vec(), 8_u64.to_ne_bytes().to_vec())
+    );
+    drop(to);
+    drop(words);
+}

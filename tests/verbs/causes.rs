@@ -60,8 +60,45 @@ fn of_changing_a_queue_pair() {
     says(a.qp.connect_with(&peer, alt), verb, EOPNOTSUPP, is, &["alternate path"]);
     let rate = QpAttr::default().rate_limit(1_u32);
     says(a.qp.connect_with(&peer, rate), verb, EOPNOTSUPP, is, &["rate_limit"]);
+    let is = |c: &Cause| matches!(c, Cause::UnexpectedAttr { .. });
+    for (over, attr) in [
+        (QpAttr::to(QpState::Rts), "state"),
+        (QpAttr::default().cur_state(QpState::Init), "cur_state"),
+        (QpAttr::default().sqd_notify(true), "sqd_notify"),
+        (QpAttr::default().qkey(1_u32).timeout(3), "qkey"),
+        (QpAttr::default().cap(QpCap::default()), "cap"),
+    ] {
+        says(
+            a.qp.connect_with(&peer, over),
+            verb,
+            EINVAL,
+            is,
+            &["Init to Rts", attr, "leave it out"],
+        );
+        assert_eq!(a.state(), QpState::Init, "nothing has changed");
+    }
     let is = |c: &Cause| matches!(c, Cause::Invalid { .. });
     says(a.qp.activate(1), verb, EINVAL, is, &["connect"]);
+    let many = "[::ffff:239.1.2.3]/1/1".parse::<QpEndpoint>().unwrap();
+    let many = QpEndpoint { gid: many.gid, ..peer };
+    if a.qp.endpoint().gid.ip().is_some_and(|ip| ip.is_ipv4()) {
+        says(a.qp.connect(&many), verb, EINVAL, is, &["ah.dgid", "239.1.2.3", "datagrams"]);
+    }
+    let is = |c: &Cause| matches!(c, Cause::AttrRange { .. });
+    let ah = AhAttr { sgid_index: 77, ..peer.ah() };
+    let there = QpAttr::default().ah(ah);
+    says(
+        a.qp.connect_with(&peer, there),
+        verb,
+        EINVAL,
+        is,
+        &["ah.sgid_index is 77", "Context::gids"],
+    );
+    // An attribute of the first step, although that is behind it.
+    let is = |c: &Cause| matches!(c, Cause::AttrRange { .. });
+    let there = QpAttr::default().pkey_index(9_u16);
+    says(a.qp.connect_with(&peer, there), verb, EINVAL, is, &["pkey_index is 9", "pkeys="]);
+    assert_eq!(a.state(), QpState::Init);
 
     a.qp.connect_with(&peer, QpAttr::default().timeout(0)).unwrap();
     a.post(SendWr::send(1, ()));
@@ -140,6 +177,48 @@ fn of_making_objects() {
     b.done(SendWr::bind_mw(1, &mw, &mr, 0..8, Access::REMOTE_READ));
     let busy = |c: &Cause| *c == Cause::Memory(MemError::Busy { windows: 1 });
     says(mr.deregister(), "ibv_dereg_mr: ", EBUSY, busy, &["1 memory windows", "first"]);
+}
+
+#[test]
+fn of_queues_that_are_too_full_to_shrink() {
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    let srq = a.pd.create_srq(8, 1).unwrap();
+    srq.post_recv((0..5).map(|id| RecvWr::new(id, ()))).unwrap();
+    let is = |c: &Cause| matches!(c, Cause::Invalid { .. });
+    let verb = "ibv_modify_srq: ";
+    says(
+        srq.resize(4),
+        verb,
+        EINVAL,
+        is,
+        &["max_wr is 4", "5 receives", "wait until some are taken"],
+    );
+    srq.resize(5).unwrap();
+    b.qp.post_recv((0..3).map(|id| RecvWr::new(id, ()))).unwrap();
+    a.qp.post_send((0..3).map(|id| SendWr::send(id, ()))).unwrap();
+    bed.until("all three are done", || a.counter("rdma_sends") == 3);
+    let verb = "ibv_resize_cq: ";
+    says(a.cq.resize(2), verb, EINVAL, is, &["cqe is 2", "3 completions", "poll some first"]);
+    a.sent().ok().unwrap();
+    a.cq.resize(2).unwrap();
+}
+
+#[test]
+fn of_operations_that_a_service_does_not_have() {
+    let Some(bed) = Bed::start() else { return };
+    let a = Side::with(bed.hosts()[0], |qp| qp);
+    let is = |c: &Cause| matches!(c, Cause::Invalid { .. });
+    let nowhere = RemoteSlice { addr: 0, rkey: 0 };
+    let uc = a.pd.create_qp(QpType::Uc, &a.cq).build().unwrap();
+    uc.connect(&uc.endpoint()).unwrap();
+    let verb = "ibv_post_send: after ";
+    says(uc.post_send(SendWr::read(1, (), nowhere)), verb, EINVAL, is, &["Read", "needs RC"]);
+    let ud = a.pd.create_qp(QpType::Ud, &a.cq).build().unwrap();
+    ud.activate(1).unwrap();
+    let ah = a.pd.create_ah(&ud.endpoint().ah()).unwrap();
+    let write = SendWr::write(1, (), nowhere).to(&ah, ud.number(), 1);
+    says(ud.post_send(write), verb, EINVAL, is, &["Write", "SEND"]);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use super::testbed::SimBed;
 
+mod annex;
 mod atomics;
 mod causes;
 mod completions;
@@ -12,6 +13,7 @@ mod limits;
 mod memory;
 mod ops;
 mod requests;
+mod shared;
 mod states;
 mod windows;
 

@@ -7,7 +7,7 @@ use std::thread::{self, Thread};
 
 use softroce::prelude::*;
 
-use super::testbed::Testbed;
+use super::testbed::{LONG, Testbed};
 
 mod annex;
 mod atomics;
@@ -27,6 +27,25 @@ mod states;
 mod threads;
 mod unreliable;
 mod windows;
+
+/// Out of the host, from an address of the loopback interface.
+#[test]
+fn what_the_kernel_does_not_send_is_counted() {
+    let Some(bed) = Bed::start() else { return };
+    let ctx = bed.hosts()[0];
+    let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(4).unwrap());
+    let qp = pd.create_qp(QpType::Ud, &cq).build().unwrap();
+    qp.activate(1).unwrap();
+    let nowhere = "[::ffff:192.0.2.1]/1/1".parse::<QpEndpoint>().unwrap();
+    let ah = pd.create_ah(&nowhere.ah()).unwrap();
+    qp.post_send([1, 2].map(|id| SendWr::send(id, ()).to(&ah, 7, 1))).unwrap();
+    for _ in 0..2 {
+        cq.wait(LONG).unwrap().ok().unwrap();
+    }
+    let counters = ctx.counters(1).unwrap();
+    assert_eq!((counters["send_err"], counters["port_send_errors"]), (2, 2));
+    assert_eq!(counters["port_receive_errors"], 0);
+}
 
 pub(crate) struct Bed {
     hosts: [Context; 2],

@@ -55,7 +55,7 @@ impl Qp {
         let psn = packet.psn();
         let before = self.req.una_psn;
         let syndrome = packet.aeth().map(|aeth| aeth.syndrome);
-        if self.req.is_new(psn) {
+        if self.req.is_outside(psn) {
             match (packet.info().operation, syndrome) {
                 // The refusal of a READ that is being answered may name any of its packets.
                 (Operation::Acknowledge, Some(Syndrome::Nak(code)))

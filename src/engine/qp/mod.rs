@@ -5,6 +5,7 @@
 //! executes the peer's requests, and answers them ([`respond`]). What unreliable connections do otherwise
 //! stands in [`uc`], what datagrams do in [`ud`]. Each file says which rules it follows.
 
+mod annex;
 pub mod attr;
 mod completer;
 pub(crate) mod flush;
@@ -158,6 +159,8 @@ pub(crate) enum Turn {
     Spent,
     /// The next packet does not fit the batch.
     Full,
+    /// More to do, and nothing more of it at this instant.
+    Stalled,
 }
 
 /// A queue pair.
@@ -313,7 +316,7 @@ impl Qp {
         let answers = self.send_responses(c, batch);
         let turn = match answers {
             Turn::Full => Turn::Full,
-            Turn::Idle | Turn::Spent => match self.send_requests(c, batch) {
+            Turn::Idle | Turn::Spent | Turn::Stalled => match self.send_requests(c, batch) {
                 Turn::Idle => answers,
                 turn => turn,
             },
@@ -324,7 +327,7 @@ impl Qp {
         }
         // A plain ACK rides along, last: it is the shortest packet there is, and ends a segmented send.
         if turn == Turn::Idle {
-            if self.ack_follows && self.resp.has_plain_ack() && !self.send_ack(batch) {
+            if self.ack_follows && self.resp.has_plain_ack() && !self.send_ack(c, batch) {
                 return Turn::Full;
             }
             self.ack_follows = false;

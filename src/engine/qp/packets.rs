@@ -127,7 +127,7 @@ impl Qp {
             self.plan_data(&mut plan, wqe, track)?;
             return Some(plan);
         }
-        plan.takes_credit = self.req.is_new(psn);
+        plan.takes_credit = self.req.is_outside(psn);
         let operation = match wqe.op {
             SendOp::Read => {
                 let end = track.chunk_end(packet);
@@ -268,10 +268,10 @@ impl Qp {
     pub(super) fn sent(&mut self, c: &mut Common, plan: &Plan, size: usize) {
         let r = &mut self.req;
         let end = plan.psn.offset(plan.psns);
-        if !r.is_new(plan.psn) {
+        if !r.is_outside(plan.psn) {
             c.counters.count(Counter::RetransmittedPkts);
         }
-        if r.is_new(end) {
+        if r.is_outside(end) {
             r.top_psn = end;
         }
         if plan.takes_credit {
@@ -341,7 +341,7 @@ pub(super) fn gather(
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

@@ -8,7 +8,7 @@ use super::Qp;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::event::AsyncEvent;
-use crate::engine::status::WcStatus;
+use crate::engine::status::{WcOpcode, WcStatus};
 use crate::mem::{PdId, Sge};
 use crate::queue::wqe::{sge_words, sges};
 use crate::queue::{Consumer, Cqe, CqeFlags, CqeKind, RecvWqe};
@@ -120,7 +120,7 @@ impl Qp {
     /// Flushes the receives that it has: all of its own queue, or the one that it took from a shared queue.
     /// Those that are still there are for others; that no more will come from here is told by an event.
     pub(super) fn flush_receives(&mut self, c: &mut Common) {
-        let flushed = |cqe| Cqe { opcode: 128, flags: CqeFlags::empty(), ..cqe };
+        let flushed = |cqe| Cqe { opcode: WcOpcode::Recv as u8, flags: CqeFlags::empty(), ..cqe };
         // What is posted from here on rings the bell.
         let many = match &self.rq {
             Receives::Own(ring) => ring.len(),

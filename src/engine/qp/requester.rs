@@ -18,7 +18,7 @@ use crate::engine::event::AsyncEvent;
 use crate::engine::qp::attr::{QpState, QpType};
 use crate::engine::status::WcStatus;
 use crate::engine::trace::{NicEvent, WqeBrief};
-use crate::mem::{Bind, MwKind};
+use crate::mem::Bind;
 use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
 use crate::time::Instant;
@@ -205,7 +205,7 @@ impl Requester {
     }
 
     /// Whether a PSN does not lie between the oldest that is unacknowledged and the last that was sent.
-    pub(super) fn is_new(&self, psn: Psn) -> bool {
+    pub(super) fn is_outside(&self, psn: Psn) -> bool {
         steps(self.una_psn, psn) >= steps(self.una_psn, self.top_psn)
     }
 
@@ -338,16 +338,10 @@ impl Qp {
                     return false;
                 }
                 let bound = read_bind(words).is_some_and(|b| {
-                    // A window of type 1 is named by its handle, whatever became of earlier binds: its
-                    // owner cannot know its key before they have completed.
-                    let mw = match b.kind {
-                        MwKind::Type1 => c.mrs.key_of_now(b.mw).unwrap_or(b.mw),
-                        MwKind::Type2 => b.mw,
-                    };
                     let bind = Bind {
                         pd: self.pd,
                         qpn: self.qpn,
-                        mw,
+                        mw: b.mw,
                         new_rkey: b.new_rkey,
                         mr: b.mr,
                         addr: b.addr,
@@ -506,7 +500,7 @@ impl Qp {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

@@ -1,10 +1,12 @@
 //! Answers: READ responses, atomic acknowledgements, ACKs and NAKs become packets.
 //!
 //! *Rules.* Answers leave in the order of their PSNs (IBTA 9.7.5.1): those of READs and atomics first,
-//! then the ACK or NAK that waits behind them. READ responses are made from memory packet by packet,
+//! then the ACK or NAK that waits behind them. A NAK is counted when it leaves: one that is overtaken by what it
+//! asks for is never sent. READ responses are made from memory packet by packet,
 //! when they leave; a key that has died by then ends the answer with a NAK, never with bytes that were
 //! not read.
 
+use super::annex::Advance;
 use super::responder::{Ack, Resource, What};
 use super::{ANSWERS, Qp, Turn};
 use crate::engine::batch::Batch;
@@ -38,6 +40,12 @@ enum Answer {
     Full,
     /// The memory is gone; a NAK waits, and there is nothing more to answer.
     Lost,
+    /// Executed by now: it can be answered.
+    Ready,
+    /// A piece of it was executed; others first.
+    Begun,
+    /// Nothing more of it at this instant.
+    NotNow,
 }
 
 impl Qp {
@@ -52,15 +60,24 @@ impl Qp {
                 What::Atomic { orig } => self.answer_atomic(batch, &resource, orig),
                 What::Done => self.answer_done(batch, &resource),
                 What::Read { .. } => self.answer_read(c, batch, place, &resource),
+                What::Flush { .. } | What::Word(_) => match self.carry_out(c, place, &resource) {
+                    Ok(Advance::Done) => Answer::Ready,
+                    Ok(Advance::More) => Answer::Begun,
+                    Ok(Advance::NotNow) => Answer::NotNow,
+                    Err(_) => self.lose_source(c, batch, place, &resource),
+                },
             };
             match answer {
                 Answer::Sent => self.budget[ANSWERS] -= 1,
                 Answer::Full => return Turn::Full,
                 Answer::Lost => break,
+                Answer::Ready => continue,
+                Answer::Begun => return Turn::Spent,
+                Answer::NotNow => return Turn::Stalled,
             }
             self.resp.answered_one(place);
         }
-        if matches!(self.resp.ack, Ack::Nak(..)) && !self.send_ack(batch) {
+        if matches!(self.resp.ack, Ack::Nak(..)) && !self.send_ack(c, batch) {
             return Turn::Full;
         }
         Turn::Idle
@@ -158,7 +175,7 @@ impl Qp {
     }
 
     /// Sends the ACK or NAK that waits. `false`: no room in the batch.
-    pub(crate) fn send_ack(&mut self, batch: &mut Batch<'_>) -> bool {
+    pub(crate) fn send_ack(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> bool {
         let (psn, syndrome) = match self.resp.ack {
             Ack::Nothing => return true,
             Ack::Plain(psn) => (psn, Syndrome::ACK),
@@ -167,6 +184,11 @@ impl Qp {
         let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.resp.msn }), ..Ext::default() };
         if !self.emit(batch, Opcode::RC_ACK, psn, &ext) {
             return false;
+        }
+        match syndrome {
+            Syndrome::RnrNak { .. } => c.count(Counter::SendRnrErr),
+            Syndrome::Nak(NakCode::SequenceError) => c.count(Counter::OutOfSeqRequest),
+            _ => {}
         }
         self.resp.ack = Ack::Nothing;
         self.resp.dying = false;

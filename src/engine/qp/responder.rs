@@ -12,12 +12,13 @@
 //! packet: a key that dies in the middle of a message ends it.
 
 use super::Qp;
+use super::annex::flush_right;
 use super::attr::QpState;
 use super::completer::scatter_into;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::event::AsyncEvent;
-use crate::engine::status::WcStatus;
+use crate::engine::status::{WcOpcode, WcStatus};
 use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError};
 use crate::queue::{Cqe, CqeFlags, CqeKind};
@@ -29,7 +30,7 @@ use crate::wire::packet::Packet;
 use crate::wire::{NakCode, Syndrome};
 
 /// Longest message.
-const MAX_LEN: u32 = 1 << 31;
+pub(super) const MAX_LEN: u32 = 1 << 31;
 
 /// A message of several packets that has begun and not ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,7 +40,7 @@ pub(super) enum Open {
     Write,
 }
 
-/// A READ or atomic that was accepted, kept for its answer and for duplicates.
+/// A READ, atomic, ATOMIC WRITE or FLUSH that was accepted, kept for its answer and for duplicates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Resource {
     pub(super) first: Psn,
@@ -66,6 +67,33 @@ pub(super) enum What {
     },
     /// An ATOMIC WRITE or FLUSH: done, with nothing to tell.
     Done,
+    /// A FLUSH for persistence: what is still to be written back.
+    Flush {
+        va: u64,
+        left: u64,
+        rkey: Rkey,
+    },
+    /// An atomic or ATOMIC WRITE that waits for a FLUSH before it.
+    Word(Word),
+}
+
+/// What is done to a word of memory.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Word {
+    pub(super) op: WordOp,
+    pub(super) va: u64,
+    pub(super) rkey: Rkey,
+    /// What is stored, or added.
+    pub(super) operand: u64,
+    /// Compare-and-swap: what it must hold.
+    pub(super) compare: u64,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum WordOp {
+    CompareSwap,
+    FetchAdd,
+    Write,
 }
 
 impl Resource {
@@ -157,7 +185,7 @@ impl Responder {
 
     /// The entry whose PSNs contain `psn`, and its place. The newest of them: an old one may be left from
     /// the last time that the PSNs were here.
-    fn find(&self, psn: Psn) -> Option<(usize, Resource)> {
+    pub(super) fn find(&self, psn: Psn) -> Option<(usize, Resource)> {
         let (newer, older) = self.resources.split_at(self.oldest);
         let newer = newer.iter().enumerate();
         let older = older.iter().enumerate().map(|(i, r)| (self.oldest + i, r));
@@ -182,16 +210,20 @@ impl Responder {
     /// Whether another READ or atomic may be accepted: it takes the place of the oldest, which must have
     /// been answered. If it is being answered again, its sender has the first answer: it would not send
     /// more than it may.
-    fn has_place(&self) -> bool {
+    pub(super) fn has_place(&self) -> bool {
         let oldest = self.resources.get(self.oldest);
         oldest.is_some_and(|r| r.is_none_or(|r| r.answered || !r.is_pending()))
     }
 
-    /// Enters an accepted READ or atomic. Only if there is a place.
-    fn remember(&mut self, resource: Resource) {
+    /// Enters an accepted READ, atomic, ATOMIC WRITE or FLUSH, which is a message of its own. Only if there
+    /// is a place.
+    pub(super) fn accept(&mut self, first: Psn, packets: u32, what: What) {
+        let msn = self.msn.offset(1);
         let place = self.oldest;
         let Some(entry) = self.resources.get_mut(place) else { return };
-        let before = entry.replace(resource);
+        let (next, start, answered) = (0, 0, false);
+        let before = entry.replace(Resource { first, packets, msn, what, next, start, answered });
+        self.msn = msn;
         self.oldest = self.after(place);
         if self.pending == 0 {
             self.answering = place;
@@ -203,7 +235,7 @@ impl Responder {
     }
 
     /// The entry at `place` is to be answered again, from packet `from` on.
-    fn answer_again(&mut self, place: usize, from: u32) {
+    pub(super) fn answer_again(&mut self, place: usize, from: u32) {
         let Some(Some(r)) = self.resources.get_mut(place) else { return };
         let was_pending = r.is_pending();
         r.next = from;
@@ -226,6 +258,19 @@ impl Responder {
             self.answering = self.after(self.answering);
         }
         None
+    }
+
+    /// Whether something waits, or is done piece by piece, that atomics must not overtake.
+    pub(super) fn is_flushing(&self) -> bool {
+        let begun = |what| matches!(what, What::Flush { .. } | What::Word(_));
+        self.pending > 0 && self.resources.iter().flatten().any(|r| r.is_pending() && begun(r.what))
+    }
+
+    /// What the entry at `place` has come to.
+    pub(super) fn set_what(&mut self, place: usize, what: What) {
+        if let Some(Some(r)) = self.resources.get_mut(place) {
+            r.what = what;
+        }
     }
 
     /// One packet of the entry at `place` was sent.
@@ -270,21 +315,7 @@ impl From<AccessError> for Refusal {
     }
 }
 
-const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
-
-/// Selectivity of a FLUSH: the range that it names, or all that its key reaches.
-const SEL_RANGE: u8 = 0;
-const SEL_REGION: u8 = 1;
-
-/// The rights that a FLUSH needs, by its placement type.
-fn flush_right(packet: &Packet<'_>) -> Result<Access, Refusal> {
-    match packet.feth().map_or(0, |feth| feth.plt) {
-        1 => Ok(Access::FLUSH_GLOBAL),
-        2 => Ok(Access::FLUSH_PERSISTENT),
-        3 => Ok(Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT),
-        _ => Err(INVALID),
-    }
-}
+pub(super) const INVALID: Refusal = Refusal::Fatal(NakCode::InvalidRequest, WcStatus::RemInvReq);
 
 impl Qp {
     /// The transition to RTR.
@@ -351,7 +382,6 @@ impl Qp {
             (Some(_), None) => false,
         };
         if again {
-            c.count(Counter::OutOfSeqRequest);
             self.resp.naked = Some(c.now);
             let syndrome = Syndrome::Nak(NakCode::SequenceError);
             self.resp.ack = Ack::Nak(self.resp.epsn, syndrome);
@@ -470,7 +500,7 @@ impl Qp {
                 extra = ieth.rkey.0;
             }
             let byte_len = u32::try_from(self.resp.bytes).unwrap_or(u32::MAX);
-            self.complete_receive(c, packet, 128, byte_len, flags, extra);
+            self.complete_receive(c, packet, WcOpcode::Recv, byte_len, flags, extra);
             self.resp.msn = self.resp.msn.offset(1);
         }
         Ok(())
@@ -527,7 +557,14 @@ impl Qp {
             if let Some(imm) = packet.immdt() {
                 self.judge_receive(c)?;
                 let len = self.resp.write.dma_len;
-                self.complete_receive(c, packet, 129, len, CqeFlags::WITH_IMM, imm.0);
+                self.complete_receive(
+                    c,
+                    packet,
+                    WcOpcode::RecvWriteImm,
+                    len,
+                    CqeFlags::WITH_IMM,
+                    imm.0,
+                );
             }
             self.resp.msn = self.resp.msn.offset(1);
         }
@@ -543,100 +580,9 @@ impl Qp {
             let len = u64::from(reth.dma_len);
             c.remote((self.pd, self.qpn), reth.rkey, reth.va, len, Access::REMOTE_READ)?;
         }
-        let resource = Resource {
-            first: packet.psn(),
-            packets: self.mtu.packets(reth.dma_len),
-            msn: self.resp.msn.offset(1),
-            what: What::Read { va: reth.va, len: reth.dma_len, rkey: reth.rkey },
-            next: 0,
-            start: 0,
-            answered: false,
-        };
-        self.resp.remember(resource);
-        self.resp.msn = resource.msn;
+        let what = What::Read { va: reth.va, len: reth.dma_len, rkey: reth.rkey };
+        self.resp.accept(packet.psn(), self.mtu.packets(reth.dma_len), what);
         c.count(Counter::RxReadRequests);
-        Ok(())
-    }
-
-    fn execute_atomic(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let Some(eth) = packet.atomic_eth() else { return Err(INVALID) };
-        // An atomic that cannot be remembered must not run: its duplicate would run again.
-        if !self.resp.has_place() || packet.pad_count() != 0 {
-            return Err(INVALID);
-        }
-        let target = c.remote((self.pd, self.qpn), eth.rkey, eth.va, 8, Access::REMOTE_ATOMIC)?;
-        if eth.va % 8 != 0 {
-            return Err(INVALID);
-        }
-        let orig = match packet.info().operation {
-            Operation::CompareSwap => target.compare_swap(eth.compare, eth.swap_add)?,
-            _ => target.fetch_add(eth.swap_add)?,
-        };
-        let msn = self.resp.msn.offset(1);
-        self.resp.remember(Resource {
-            first: packet.psn(),
-            packets: 1,
-            msn,
-            what: What::Atomic { orig },
-            next: 0,
-            start: 0,
-            answered: false,
-        });
-        self.resp.msn = msn;
-        c.count(Counter::RxAtomicRequests);
-        Ok(())
-    }
-
-    /// 8 bytes, all at once (annex A19). It is remembered: a duplicate must not overwrite what was written
-    /// since.
-    fn execute_atomic_write(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let (Some(reth), Ok(bytes)) = (packet.reth(), packet.payload().try_into()) else {
-            return Err(INVALID);
-        };
-        if !self.resp.has_place() || reth.dma_len != 8 || packet.pad_count() != 0 {
-            return Err(INVALID);
-        }
-        let right = Access::REMOTE_WRITE;
-        let target = c.remote((self.pd, self.qpn), reth.rkey, reth.va, 8, right)?;
-        if reth.va % 8 != 0 {
-            return Err(INVALID);
-        }
-        target.atomic_write(bytes)?;
-        self.remember_done(packet.psn());
-        c.count(Counter::RxAtomicWriteRequests);
-        Ok(())
-    }
-
-    /// What was written before becomes visible, or persistent (annex A19). All of it was placed when it
-    /// arrived, so nothing has to be waited for.
-    fn execute_flush(
-        &mut self,
-        c: &mut Common,
-        packet: &Packet<'_>,
-        right: Access,
-    ) -> Result<(), Refusal> {
-        let (Some(feth), Some(reth)) = (packet.feth(), packet.reth()) else { return Err(INVALID) };
-        if self.resp.resources.is_empty() || packet.pad_count() != 0 {
-            return Err(INVALID);
-        }
-        if !self.resp.has_place() {
-            return Err(Refusal::NoPlace);
-        }
-        let (pd, qpn, rkey) = (self.pd, self.qpn, reth.rkey);
-        let target = match feth.sel {
-            SEL_RANGE if reth.dma_len <= MAX_LEN => {
-                c.remote((pd, qpn), rkey, reth.va, u64::from(reth.dma_len), right)?
-            }
-            SEL_REGION => c.mrs.remote_whole(pd, qpn, rkey, right)?,
-            _ => return Err(INVALID),
-        };
-        if right.contains(Access::FLUSH_PERSISTENT) {
-            target.make_persistent();
-        } else {
-            target.make_visible();
-        }
-        self.remember_done(packet.psn());
-        c.count(Counter::RxFlushRequests);
         Ok(())
     }
 
@@ -651,31 +597,17 @@ impl Qp {
         Ok(())
     }
 
-    fn remember_done(&mut self, psn: Psn) {
-        let msn = self.resp.msn.offset(1);
-        self.resp.remember(Resource {
-            first: psn,
-            packets: 1,
-            msn,
-            what: What::Done,
-            next: 0,
-            start: 0,
-            answered: false,
-        });
-        self.resp.msn = msn;
-    }
-
     pub(super) fn complete_receive(
         &mut self,
         c: &mut Common,
         packet: &Packet<'_>,
-        opcode: u8,
+        opcode: WcOpcode,
         byte_len: u32,
         flags: CqeFlags,
         imm_or_inv: u32,
     ) {
         let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
-        let fill = |cqe| Cqe { opcode, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
+        let fill = |cqe| Cqe { opcode: opcode as u8, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
         if self.end_receive(c, WcStatus::Success, packet.se(), fill) {
             c.count(Counter::RdmaRecvs);
             c.received = true;
@@ -687,7 +619,6 @@ impl Qp {
         match refusal {
             Refusal::NotReady => {
                 c.count(Counter::OutOfBuffer);
-                c.count(Counter::SendRnrErr);
                 // What is in flight behind it is not a gap: it waits with its sender.
                 self.resp.naked = Some(c.now);
                 let timer = self.set.min_rnr_timer;
@@ -724,7 +655,8 @@ impl Qp {
 
     /// Completes the receive that was taken with an error. `false`: there is none.
     pub(super) fn fail_receive(&mut self, c: &mut Common, status: WcStatus) -> bool {
-        let failed = self.end_receive(c, status, true, |cqe| Cqe { opcode: 128, ..cqe });
+        let failed =
+            self.end_receive(c, status, true, |cqe| Cqe { opcode: WcOpcode::Recv as u8, ..cqe });
         if failed {
             c.count(Counter::RespCqeError);
         }
@@ -749,23 +681,10 @@ impl Qp {
                 }
             }
             Operation::Read => self.duplicate_read(c, packet),
-            Operation::CompareSwap | Operation::FetchAdd => match self.resp.find(psn) {
-                Some((place, Resource { what: What::Atomic { .. }, .. })) => {
-                    self.resp.answer_again(place, 0);
-                    c.count(Counter::DuplicateAtomic);
-                }
-                _ => c.count(Counter::DropDuplicate),
-            },
-            operation @ (Operation::AtomicWrite | Operation::Flush) => match self.resp.find(psn) {
-                Some((place, Resource { what: What::Done, .. })) => {
-                    self.resp.answer_again(place, 0);
-                    c.count(match operation {
-                        Operation::Flush => Counter::DuplicateFlush,
-                        _ => Counter::DuplicateAtomicWrite,
-                    });
-                }
-                _ => c.count(Counter::DropDuplicate),
-            },
+            operation @ (Operation::CompareSwap
+            | Operation::FetchAdd
+            | Operation::AtomicWrite
+            | Operation::Flush) => self.duplicate_done(c, psn, operation),
             _ => c.count(Counter::DropDuplicate),
         }
     }

@@ -201,7 +201,7 @@ pub(crate) fn ack_timeout(code: u8) -> Option<Duration> {
 }
 
 #[cfg(test)]
-mod unit {
+mod tests {
     use super::*;
 
     #[test]

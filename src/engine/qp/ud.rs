@@ -11,7 +11,8 @@ use super::{Qp, REQUESTS, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
-use crate::engine::status::WcStatus;
+use crate::engine::status::{WcOpcode, WcStatus};
+use crate::engine::trace::{NicEvent, WqeBrief};
 use crate::mem::AccessError;
 use crate::net::{Path, RxMeta, SrcPort, ud_port};
 use crate::queue::{CqeFlags, SendFlags, SendOp, SendWqe};
@@ -93,6 +94,16 @@ impl Qp {
             ..Ext::default()
         };
         let psn = self.req.next_psn;
+        c.observe(|| {
+            let (wqe, words) = self.sq.get(self.req.cur)?;
+            Some(NicEvent::Fetched {
+                qpn: self.qpn.raw(),
+                wqe: WqeBrief::new(self.req.cur, wqe, words),
+                first_psn: psn.raw(),
+                psns: 1,
+                per_request: 1,
+            })
+        });
         let mut bth = self.bth(opcode, psn);
         bth.se = wqe.flags.contains(SendFlags::SOLICITED);
         bth.dest_qp = if path.dst.is_multicast() { Qpn::MULTICAST } else { Qpn::new(wqe.dest_qpn) };
@@ -102,6 +113,8 @@ impl Qp {
         {
             gather(&c.mrs, self.pd, wqe, words, 0, builder.payload_mut())
                 .map_err(|_| WcStatus::LocProt)?;
+            let (qpn, psn) = (self.qpn.raw(), psn.raw());
+            c.observe(|| NicEvent::Gathered { qpn, psn, offset: 0, bytes: payload });
         }
         let size = builder.finish(&ip);
         batch.commit(&path, size, self.handle.as_u64());
@@ -168,7 +181,7 @@ impl Qp {
             imm = immdt.0;
         }
         let needed = u32::try_from(needed).unwrap_or(u32::MAX);
-        self.complete_receive(c, packet, 128, needed, flags, imm);
+        self.complete_receive(c, packet, WcOpcode::Recv, needed, flags, imm);
     }
 
     /// Fills the receive that was taken.

@@ -4,7 +4,7 @@ use super::pair::{Fate, Pair, Setup, ways_up};
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter as C;
 use crate::engine::event::AsyncEvent;
-use crate::engine::qp::attr::{QpAttr, QpCap, QpState};
+use crate::engine::qp::attr::{AhAttr, QpAttr, QpCap, QpState};
 use crate::engine::status::WcStatus::{self, RetryExc, Success, WrFlush};
 use crate::engine::{Acks, Cause, Engine, LocalGid};
 use crate::mem::Access;
@@ -594,4 +594,22 @@ fn ten_thousand_connections_one_after_the_other() {
     }
     assert!(numbers.len() > 5000, "numbers are not used again soon: {}", numbers.len());
     p.assert_quiet();
+}
+
+#[test]
+fn a_domain_in_use_says_what_may_use_it() {
+    let mut p = Pair::new(&Setup::default());
+    let engine = &mut p.sides[0].engine;
+    let dgid = Gid::from(engine.gids()[0].ip);
+    let attr = AhAttr { dgid, ..Default::default() };
+    let pd = engine.alloc_pd().unwrap();
+    let (srq, _) = engine.create_srq(pd, 1, 1).unwrap();
+    let e = engine.dealloc_pd(pd).unwrap_err().to_string();
+    assert!(e.contains("shared receive queues") && e.contains("destroy them first"), "{e}");
+    engine.destroy_srq(srq).unwrap();
+    let ah = engine.create_ah(pd, &attr).unwrap();
+    let e = engine.dealloc_pd(pd).unwrap_err().to_string();
+    assert!(e.contains("address handles"), "{e}");
+    engine.destroy_ah(ah).unwrap();
+    engine.dealloc_pd(pd).unwrap();
 }

@@ -1,11 +1,12 @@
 //! Two engines talking to each other, in virtual time.
 
 mod lifecycle;
+mod losses;
 mod memory;
 pub(crate) mod pair;
 mod random;
 mod rc;
 mod sharing;
 mod sizes;
-mod trace;
+pub(crate) mod trace;
 mod unreliable;

@@ -6,6 +6,8 @@ use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::{QpAttr, QpState};
 use crate::engine::status::WcStatus::Success;
 use crate::engine::{Acks, EngineConfig, WindowConfig};
+#[cfg(target_arch = "x86_64")]
+use crate::mem::{Access, IovaChoice, Region};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
 use crate::wire::num::Mtu;
@@ -338,5 +340,38 @@ fn a_pace_is_kept() {
     // 250 kB and a per cent of headers take 2 ms.
     assert!(last > Duration::from_micros(1950) && last < Duration::from_micros(2050), "{last:?}");
     assert_eq!(p.counter(0, C::CompleterRetryErr), 0);
+    p.assert_quiet();
+}
+
+/// One FLUSH of a megabyte on one queue pair, short requests on another, a short FLUSH on a third.
+#[cfg(target_arch = "x86_64")]
+#[test]
+fn a_long_flush_does_not_keep_others_waiting() {
+    let access = Access::REMOTE | Access::FLUSH_PERSISTENT;
+    let setup = Setup { access, ..Setup::default() };
+    let mut p = Pair::new(&setup);
+    p.add_qp(&setup);
+    p.add_qp(&setup);
+    let s = &mut p.sides[1];
+    let region = Region::lent(1 << 20);
+    let mr = s.engine.register(s.pd, region, IovaChoice::Allocate, access).unwrap();
+    let flush = |wr_id, len| SendWqe {
+        compare_add: len,
+        imm_or_inv: 2,
+        remote_addr: mr.iova,
+        rkey: mr.rkey,
+        ..p.wqe(0, SendOp::Flush, wr_id, 0)
+    };
+    let (long, short) = (flush(1, 1 << 20), flush(3, 100_000));
+    p.post_on(0, 0, long, &[]);
+    p.post_on(0, 1, p.wqe(0, SendOp::Read, 2, 0), &[p.sge(0, 0, 8)]);
+    p.post_on(0, 2, short, &[]);
+    let begun = p.now;
+    p.run();
+    let done: Vec<_> = p.results(0);
+    assert_eq!(done, [(2, Success), (3, Success), (1, Success)]);
+    let answers: Vec<_> = p.log.iter().filter(|f| f.to == 0).map(|f| f.at - begun).collect();
+    assert_eq!(answers[0], p.delay, "the READ is answered when it comes");
+    assert!(answers[2] - answers[1] >= Duration::from_nanos(10), "{answers:?}");
     p.assert_quiet();
 }

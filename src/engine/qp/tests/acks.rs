@@ -138,6 +138,22 @@ fn what_was_missing_and_arrives_in_the_same_pass_is_not_complained_about() {
     let read = pkt("READ_REQUEST", RQ + 2).reth(s.va(0), s.rkey(), 4);
     s.recv_all([pkt("SEND_ONLY", RQ + 3), read]);
     s.expect(&["READ_RESP_ONLY 002002 syn=1f msn=3 +4"]);
+    assert_eq!((s.counter(C::OutOfSequence), s.counter(C::OutOfSeqRequest)), (2, 0), "none left");
+}
+
+#[test]
+fn a_receive_in_time_saves_the_nak_and_its_counter() {
+    let mut s = Script::new();
+    let (path, qpn) = (s.path(), s.face.qpn());
+    let packet = pkt("SEND_ONLY", RQ).ask();
+    s.datagram(&path, 1, &packet.bytes(qpn, &path, 1));
+    let mut rq = s.face.rq.lock();
+    rq.stage(7, []).unwrap();
+    rq.publish();
+    drop(rq);
+    s.recv(packet);
+    s.expect(&["ACK 002000 syn=1f msn=1"]);
+    assert_eq!((s.counter(C::OutOfBuffer), s.counter(C::SendRnrErr)), (1, 0));
 }
 
 #[test]

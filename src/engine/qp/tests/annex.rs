@@ -353,3 +353,180 @@ fn the_icrc_of_rdma_rxe_is_accepted_for_flush_alone() {
     s.pump();
     s.silent();
 }
+
+/// Caches that can be written back: FLUSH for persistence.
+#[cfg(target_arch = "x86_64")]
+mod persistence {
+    use super::*;
+    use crate::engine::common::FLUSH_BYTES;
+    use crate::mem::Region;
+
+    const LONG: usize = 1 << 20;
+    const INSTANTS: u64 = LONG as u64 / FLUSH_BYTES;
+
+    fn script() -> Script {
+        let access = Access::REMOTE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+        Script::with(&Setup { access, ..Setup::default() })
+    }
+
+    /// 1 MiB that its owner calls persistent.
+    fn lent(s: &mut Script) -> (Arc<Region>, Registered) {
+        let region = Region::lent(LONG);
+        let access = Access::REMOTE | Access::FLUSH_GLOBAL | Access::FLUSH_PERSISTENT;
+        let mr = s.engine.register(s.pd, Arc::clone(&region), IovaChoice::Allocate, access);
+        (region, mr.unwrap())
+    }
+
+    fn word(region: &Region, at: usize) -> u64 {
+        region.load(at, std::sync::atomic::Ordering::Relaxed)
+    }
+
+    /// Until the engine wants nothing more; how many instants that took.
+    fn instants(s: &mut Script) -> u64 {
+        let mut n = 0;
+        while let Some(next) = s.engine.poll_timeout() {
+            assert!(next > s.now, "the next instant is another one");
+            s.now = next;
+            s.pump();
+            n += 1;
+        }
+        n
+    }
+
+    #[test]
+    fn a_long_flush_takes_many_instants_and_is_executed_once() {
+        for (sel, plt, len) in [(0, 2, LONG), (1, 3, 0)] {
+            let mut s = script();
+            let (_, mr) = lent(&mut s);
+            s.recv(flush(RQ, &mr, sel, plt, len).ask());
+            s.silent();
+            // It comes again meanwhile, and does not begin again.
+            s.now = s.engine.poll_timeout().unwrap();
+            s.recv(flush(RQ, &mr, sel, plt, len).ask());
+            s.silent();
+            assert_eq!(s.counter(C::RxFlushRequests), 0);
+            assert_eq!(instants(&mut s), INSTANTS - 2);
+            s.expect(&[DONE]);
+            assert_eq!((s.counter(C::RxFlushRequests), s.counter(C::DuplicateFlush)), (1, 1));
+            s.recv(flush(RQ, &mr, sel, plt, len).ask());
+            s.expect(&[DONE]);
+            assert_eq!((s.counter(C::RxFlushRequests), s.counter(C::DuplicateFlush)), (1, 2));
+            assert_eq!(s.engine.poll_timeout(), None);
+        }
+    }
+
+    #[test]
+    fn a_flush_of_nothing_and_a_short_one_are_answered_at_once() {
+        let mut s = script();
+        let (_, mr) = lent(&mut s);
+        s.recv(flush(RQ, &mr, 0, 2, 0).ask());
+        s.recv(flush(RQ + 1, &mr, 0, 2, 40_000).ask());
+        s.expect(&[DONE, "READ_RESP_ONLY 002001 syn=1f msn=2"]);
+        assert_eq!(s.engine.poll_timeout(), None);
+    }
+
+    #[test]
+    fn what_the_queue_pair_sends_itself_does_not_wait_for_a_flush() {
+        let mut s = script();
+        let (_, mr) = lent(&mut s);
+        s.recv(flush(RQ, &mr, 0, 2, LONG).ask());
+        s.post(SendOp::Send, 1, 4);
+        s.expect(&["SEND_ONLY 001000 A +4"]);
+        s.recv(ack(SQ, 0x1f));
+        assert_eq!(instants(&mut s), INSTANTS - 1);
+        s.expect(&[DONE]);
+    }
+
+    #[test]
+    fn atomics_wait_for_the_flush_before_them_and_writes_do_not() {
+        let mut s = script();
+        let (region, mr) = lent(&mut s);
+        let own = s.mr;
+        s.recv_all([
+            flush(RQ, &mr, 0, 2, LONG).ask(),
+            pkt("ATOMIC_WRITE", RQ + 1).reth(mr.iova, mr.rkey, 8).data(&7_u64.to_ne_bytes()),
+            pkt("FETCH_ADD", RQ + 2).atomic(mr.iova, mr.rkey, 5, 0),
+            pkt("CMP_SWAP", RQ + 3).atomic(mr.iova, mr.rkey, 100, 12),
+            pkt("WRITE_ONLY", RQ + 4).reth(own.iova, own.rkey, 4).len(4).ask(),
+        ]);
+        s.silent();
+        assert_eq!(word(&region, 0), 0);
+        assert_eq!(s.bytes(0, 4), crate::engine::tests::pair::pattern(4, 0));
+        // They come again meanwhile.
+        s.recv_all([
+            pkt("ATOMIC_WRITE", RQ + 1).reth(mr.iova, mr.rkey, 8).data(&7_u64.to_ne_bytes()),
+            pkt("FETCH_ADD", RQ + 2).atomic(mr.iova, mr.rkey, 5, 0),
+        ]);
+        assert_eq!(s.counter(C::RxAtomicRequests) + s.counter(C::RxAtomicWriteRequests), 0);
+        instants(&mut s);
+        s.expect(&[
+            DONE,
+            "READ_RESP_ONLY 002001 syn=1f msn=2",
+            "ATOMIC_ACK 002002 syn=1f msn=3 orig=7",
+            "ATOMIC_ACK 002003 syn=1f msn=4 orig=c",
+            "ACK 002004 syn=1f msn=5",
+        ]);
+        assert_eq!(word(&region, 0), 100);
+        assert_eq!((s.counter(C::RxAtomicRequests), s.counter(C::RxAtomicWriteRequests)), (2, 1));
+        assert_eq!((s.counter(C::DuplicateAtomic), s.counter(C::DuplicateAtomicWrite)), (1, 1));
+        // An answered one again: from what it came to.
+        s.recv(pkt("FETCH_ADD", RQ + 2).atomic(mr.iova, mr.rkey, 5, 0));
+        s.expect(&["ATOMIC_ACK 002002 syn=1f msn=3 orig=7"]);
+        assert_eq!(word(&region, 0), 100);
+    }
+
+    #[test]
+    fn what_waits_behind_a_flush_is_checked_when_it_comes_and_when_it_is_done() {
+        let late = |mr: &Registered, at| {
+            pkt("ATOMIC_WRITE", RQ + 1).reth(mr.iova + at, mr.rkey, 8).len(8).ask()
+        };
+        // An address that is no word, and a key that opens nothing: told behind the FLUSH.
+        for (at, key, nak) in [(4, 0, "ACK 002001 syn=61 msn=1"), (0, 1, "ACK 002001 syn=62 msn=1")]
+        {
+            let mut s = script();
+            let (_, mr) = lent(&mut s);
+            let wrong = Registered { rkey: Rkey(mr.rkey.0 ^ key), ..mr };
+            let packet = late(&wrong, at);
+            s.recv_all([flush(RQ, &mr, 0, 2, LONG).ask(), packet]);
+            s.silent();
+            instants(&mut s);
+            s.expect(&[DONE, nak]);
+            assert_eq!(s.state(), QpState::Err);
+        }
+        // A region that goes while the FLUSH of another is under way.
+        let mut s = script();
+        let (_, mr) = lent(&mut s);
+        let other = flushable(&mut s);
+        let packet = late(&other, 0);
+        s.recv_all([flush(RQ, &mr, 0, 2, LONG).ask(), packet]);
+        s.engine.deregister(s.pd, other.lkey).unwrap();
+        instants(&mut s);
+        s.expect(&[DONE, "ACK 002001 syn=62 msn=2"]);
+        let qpn = s.qpn();
+        assert_eq!(s.events(), [QpAccessErr { qpn }]);
+    }
+
+    #[test]
+    fn memory_that_goes_while_it_is_flushed_is_refused() {
+        let mut s = script();
+        let (_, mr) = lent(&mut s);
+        s.recv(flush(RQ, &mr, 1, 2, 0).ask());
+        s.engine.deregister(s.pd, mr.lkey).unwrap();
+        assert_eq!(instants(&mut s), 1, "nothing is touched any more");
+        s.expect(&["ACK 002000 syn=62 msn=1"]);
+        assert_eq!((s.state(), s.counter(C::RxFlushRequests)), (QpState::Err, 0));
+    }
+
+    #[test]
+    fn a_queue_pair_that_fails_forgets_its_flush() {
+        for to in [QpState::Err, QpState::Reset] {
+            let mut s = script();
+            let (_, mr) = lent(&mut s);
+            s.recv(flush(RQ, &mr, 0, 2, LONG).ask());
+            s.modify(&crate::engine::qp::attr::QpAttr::to(to));
+            instants(&mut s);
+            s.silent();
+            assert_eq!((s.engine.poll_timeout(), s.engine.has_transmit()), (None, false));
+        }
+    }
+}

@@ -1,6 +1,6 @@
 //! Partitions: which packets a queue pair sends and takes, by the table and its index into it.
 
-use super::script::{RQ, SQ, Script, pkt};
+use super::script::{In, RQ, SQ, Script, pkt};
 use crate::engine::EngineConfig;
 use crate::engine::cause::Cause;
 use crate::engine::counters::Counter as C;
@@ -65,6 +65,23 @@ fn one_side_at_least_is_a_full_member() {
         // No effect: the packet that is expected is still expected.
         s.recv(pkt("WRITE_ONLY", RQ).reth(s.va(0), s.rkey(), 0).ask().pkey(key | 0x8000));
         s.expect(&["ACK 002000 syn=1f msn=1"]);
+    }
+}
+
+#[test]
+fn a_congestion_notification_is_of_any_partition_of_the_device() {
+    for (theirs, heard) in [
+        (0x8123, true),
+        (0xffff, true),
+        (0x7fff, true),
+        (0x8456, true),
+        (0x0456, false),
+        (0x8999, false),
+    ] {
+        let mut s = member(1, 0x8123);
+        s.recv(In::cnp().pkey(theirs));
+        let counters = (s.counter(C::RpCnpHandled), s.counter(C::BadPkeyCntr));
+        assert_eq!(counters, (u64::from(heard), u64::from(!heard)), "{theirs:x}");
     }
 }
 

@@ -10,7 +10,7 @@ use crate::engine::event::AsyncEvent::{LastWqe, QpAccessErr, SrqLimit};
 use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 use crate::engine::qp::{QpFace, QpHandle};
 use crate::engine::status::WcStatus::{LocLen, LocProt, Success, WrFlush};
-use crate::engine::tests::pair::{Setup, pattern};
+use crate::engine::tests::pair::{QKEY, Setup, pattern};
 use crate::mem::{Access, IovaChoice, Region, Sge};
 use crate::wire::num::Rkey;
 
@@ -336,4 +336,73 @@ fn receives_of_any_number_of_pieces_round_the_ring() {
             s.region.fill(at..at + 1024, 0xee);
         }
     }
+}
+
+#[test]
+fn numbers_come_back_late() {
+    let mut s = sharing(1);
+    let mut seen = std::collections::BTreeSet::from([number(&s)]);
+    for _ in 0..16 * 1024 {
+        let (srq, _) = s.engine.create_srq(s.pd, 1, 1).unwrap();
+        assert!(seen.insert(srq), "a number is used again");
+        s.engine.destroy_srq(srq).unwrap();
+        assert!(s.engine.query_srq(srq).is_err(), "nobody has the number");
+        assert!(s.engine.destroy_srq(srq).is_err());
+    }
+}
+
+/// On UC and UD what finds no receive is dropped, and nobody is told.
+#[test]
+fn unreliable_queue_pairs_share_too() {
+    for kind in [QpType::Uc, QpType::Ud] {
+        let mut s = Script::sharing(8, &Setup { kind, ..Setup::default() });
+        let (name, header) =
+            if kind == QpType::Ud { ("UD_SEND_ONLY", 40) } else { ("UC_SEND_ONLY", 0) };
+        let message = |n: u32, salt| pkt(name, RQ + n).deth(QKEY, 0x123).data(&pattern(60, salt));
+        s.recv(message(0, 1));
+        assert_eq!((s.counter(C::OutOfBuffer), s.results()), (1, vec![]));
+        s.post_recv(1, 0, 200);
+        s.post_recv(2, 1000, 200);
+        let srq = number(&s);
+        s.engine.modify_srq(srq, None, Some(1)).unwrap();
+        s.recv(message(1, 2));
+        s.recv(message(2, 3));
+        s.recv(message(3, 4));
+        s.silent();
+        let done = s.completions();
+        let done: Vec<_> = done.iter().map(|c| (c.wr_id, c.byte_len as usize)).collect();
+        assert_eq!(done, [(1, header + 60), (2, header + 60)]);
+        assert_eq!(s.bytes(header, 60), pattern(60, 2));
+        assert_eq!(s.bytes(1000 + header, 60), pattern(60, 3));
+        assert_eq!((s.counter(C::OutOfBuffer), left(&mut s)), (2, 0));
+        assert_eq!(s.events(), [SrqLimit { srq }]);
+        // One that is too short stays, for all.
+        s.post_recv(3, 0, 50);
+        s.recv(message(4, 5));
+        assert_eq!(s.results(), []);
+        assert_eq!(s.counter(C::RespLocalLengthError), 1);
+        s.modify(&QpAttr::to(QpState::Err));
+        let qpn = s.qpn();
+        assert_eq!(s.events(), [LastWqe { qpn }]);
+    }
+}
+
+/// What a message of UC has taken when it breaks off serves the next one of the same queue pair.
+#[test]
+fn a_broken_message_keeps_its_receive_for_the_next() {
+    let mut s = Script::sharing(8, &Setup { kind: QpType::Uc, ..Setup::default() });
+    s.post_recv(1, 0, 4096);
+    s.post_recv(2, 4096, 4096);
+    s.recv(pkt("UC_SEND_FIRST", RQ).len(1024));
+    assert_eq!(left(&mut s), 1);
+    s.recv(pkt("UC_SEND_LAST", RQ + 2).len(4));
+    s.recv(pkt("UC_SEND_ONLY", RQ + 3).data(&pattern(8, 9)));
+    let done = s.completions();
+    assert_eq!((done.len(), done[0].wr_id, done[0].byte_len), (1, 1, 8));
+    assert_eq!((s.bytes(0, 8), left(&mut s)), (pattern(8, 9), 1));
+    assert_eq!(s.counter(C::MessagesGivenUp), 1);
+    // Taken and not used: flushed with its queue pair.
+    s.recv(pkt("UC_SEND_FIRST", RQ + 4).len(1024));
+    s.modify(&QpAttr::to(QpState::Err));
+    assert_eq!(s.results(), [(2, WrFlush)]);
 }

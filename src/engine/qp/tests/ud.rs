@@ -9,6 +9,8 @@ use crate::engine::qp::attr::{AhAttr, QpAttr, QpState, QpType};
 use crate::engine::qp::{QpFace, QpHandle};
 use crate::engine::status::WcStatus;
 use crate::engine::tests::pair::{QKEY, Setup, make_qp, pattern, ways_up};
+use crate::engine::tests::trace::notes;
+use crate::engine::trace::NicEvent;
 use crate::mem::Sge;
 use crate::net::{Path, ud_port};
 use crate::queue::{CqeFlags, SendFlags, SendOp, SendWqe};
@@ -463,4 +465,37 @@ fn who_asks_for_an_ack_gets_none() {
     s.silent();
     assert_eq!(s.results(), [(1, WcStatus::Success)]);
     assert_eq!((s.engine.poll_timeout(), s.counter(Counter::OutOfBuffer)), (None, 1));
+}
+
+#[test]
+fn an_observer_is_told_of_each_step_of_a_datagram() {
+    let mut s = Script::with(&ud());
+    let notes = notes(&mut s.engine);
+    let ah = s.ah(&to(THEM));
+    let sge = s.sge(0, 100);
+    s.post_wqe(Script::datagram_to(ah, SendOp::Send, 5), &[sge]);
+    s.post_recv(1, 1000, 200);
+    s.recv(send(0).len(60));
+    let told = notes.lock().unwrap();
+    let steps: Vec<_> = told
+        .iter()
+        .filter_map(|(_, event)| match event {
+            NicEvent::Fetched { wqe, psns, first_psn, .. } => {
+                Some(("fetched", *first_psn, (wqe.wr_id + u64::from(*psns)) as usize))
+            }
+            NicEvent::Gathered { psn, bytes, offset: 0, .. } => Some(("gathered", *psn, *bytes)),
+            NicEvent::Scattered { psn, bytes, offset: 0, .. } => Some(("scattered", *psn, *bytes)),
+            NicEvent::Sent(brief) => Some(("sent", brief.psn, brief.payload)),
+            _ => None,
+        })
+        .collect();
+    assert_eq!(
+        steps,
+        [
+            ("fetched", 0x1000, 6),
+            ("gathered", 0x1000, 100),
+            ("sent", 0x1000, 100),
+            ("scattered", RQ, 100)
+        ]
+    );
 }
