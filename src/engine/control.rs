@@ -10,6 +10,7 @@ use std::sync::Arc;
 use super::Engine;
 use super::cause::Cause;
 use super::cc::CongestionControl;
+use super::common::Common;
 use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
 use super::event::AsyncEvent;
@@ -372,10 +373,7 @@ impl Engine {
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match (from, to) {
-            (QpState::Init, QpState::Rtr) => {
-                qp.start_responder();
-                self.common.observe(|| connection(qp));
-            }
+            (QpState::Init, QpState::Rtr) => connect(qp, &mut self.common),
             (QpState::Rtr, QpState::Rts) => qp.start_requester(),
             // What was posted while the queue stood still fails, as it would have by itself.
             (QpState::Sqe, QpState::Rts) => qp.flush_sends(&mut self.common),
@@ -572,10 +570,12 @@ impl Engine {
     }
 }
 
-/// What is told of a queue pair that was connected.
-fn connection(qp: &Qp) -> Option<NicEvent> {
+/// The transition to RTR: a queue pair has a peer, unless it is for datagrams.
+fn connect(qp: &mut Qp, c: &mut Common) {
+    qp.start_responder();
     let (qpn, dest_qpn, peer) = (qp.qpn.raw(), qp.dest_qp.raw(), qp.path.dst);
-    (qp.kind != QpType::Ud).then_some(NicEvent::Connected { qpn, dest_qpn, peer })
+    let is_connection = qp.kind != QpType::Ud;
+    c.observe(|| is_connection.then_some(NicEvent::Connected { qpn, dest_qpn, peer }));
 }
 
 /// Sets the attributes; their values were checked.
