@@ -60,7 +60,11 @@ mod model {
 
     /// Releases the lock when dropped.
     #[derive(Debug)]
-    pub(crate) struct MutexGuard<'a, T> {
+    #[expect(
+        unnameable_types,
+        reason = "what `lock` of a public queue gives, in place of parking_lot's"
+    )]
+    pub struct MutexGuard<'a, T> {
         locked: &'a AtomicBool,
         inner: loom::sync::MutexGuard<'a, T>,
     }

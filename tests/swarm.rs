@@ -13,9 +13,9 @@ fn quietly(seed: u64) -> Outcome {
 }
 
 #[test]
-fn a_hundred_seeds_and_every_kind_of_recovery() {
+fn many_seeds_and_every_kind_of_recovery() {
     let mut counters = BTreeMap::<String, u64>::new();
-    for seed in 1..=100 {
+    for seed in 1..=300 {
         let outcome = quietly(seed);
         if let Some(what) = outcome.failure {
             panic!("seed {seed}: {what}\nrepeat with: softroce sim --seed {seed}");
@@ -33,6 +33,8 @@ fn a_hundred_seeds_and_every_kind_of_recovery() {
         "duplicate_write",
         "duplicate_read",
         "duplicate_atomic",
+        "duplicate_atomic_write",
+        "duplicate_flush",
         "drop_ghost_response",
         "rx_icrc_encapsulated",
         "req_remote_access_errors",
@@ -40,6 +42,15 @@ fn a_hundred_seeds_and_every_kind_of_recovery() {
         "retry_exceeded_err",
         "req_cqe_flush_error",
         "resp_cqe_flush_error",
+        "drop_remainder",
+        "messages_given_up",
+        "drop_refused",
+        "drop_echo",
+        "qkey_viol_cntr",
+        "resp_local_length_error",
+        "swarm_limit_events",
+        "swarm_last_wqe_events",
+        "swarm_balanced_hosts",
     ] {
         assert!(counters.get(name).is_some_and(|&n| n > 0), "{name} never happened: {counters:?}");
     }

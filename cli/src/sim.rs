@@ -116,8 +116,13 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn summary(out: &mut dyn Write, report: &Report, seconds: f64) -> io::Result<()> {
     writeln!(
         out,
-        "{} seeds, {} failures, {} requests, {} packets in {seconds:.1} s; trace {}",
-        report.seeds, report.failures, report.requests, report.packets, report.trace_hash
+        "{} seeds, {} failures, {} requests, {} packets in {seconds:.1} s ({:.0} thousand a second); trace {}",
+        report.seeds,
+        report.failures,
+        report.requests,
+        report.packets,
+        report.packets as f64 / 1000.0 / seconds.max(0.001),
+        report.trace_hash
     )?;
     let happened = report.counters.iter().filter(|&(name, &n)| {
         n > 0 && !["_pkts", "_bytes", "_ns", "_exact"].iter().any(|end| name.ends_with(end))

@@ -1,6 +1,8 @@
 //! The accounts at the end of a run: shared counters, and what the devices and the network have counted.
 
-use super::run::{Run, Verdict, refused};
+use super::end::End;
+use super::loose::Loose;
+use super::run::{Run, Verdict, look_at_memory, refused};
 use crate::fabric::HostCounters;
 use crate::verbs::QpState;
 
@@ -35,8 +37,10 @@ impl Run<'_> {
     }
 
     /// What the devices counted.
-    pub(super) fn check_devices(&self, network: &HostCounters) -> Verdict {
-        let harmless = self.plan.is_clean() && network.dropped() == 0 && !self.died;
+    pub(super) fn check_devices(&mut self, network: &HostCounters) -> Verdict {
+        // A group that nobody is in is no loss.
+        let lost = network.dropped() - network.no_route;
+        let harmless = self.plan.is_clean() && lost == 0 && !self.died;
         for (index, host) in self.hosts.iter().enumerate() {
             let Some(host) = host else { continue };
             let counters = host.ctx.counters(1).map_err(refused)?;
@@ -74,10 +78,7 @@ impl Run<'_> {
                 "implied_nak_seq_err",
                 "duplicate_request",
             ];
-            let failed =
-                self.conns.iter().any(|c| c.ends.iter().any(|e| e.state() == Some(QpState::Err)));
-            let failed =
-                failed || self.conns.iter().zip(&self.plan.conns).any(|(c, p)| c.lives < p.lives);
+            let failed = self.has_failed();
             for name in never.into_iter().filter(|_| harmless && !failed) {
                 if get(name) > 0 {
                     return Err(format!(
@@ -85,6 +86,58 @@ impl Run<'_> {
                         get(name)
                     ));
                 }
+            }
+        }
+        if harmless && !self.has_failed() && !self.deregistered {
+            self.check_unreliable()?;
+        }
+        Ok(())
+    }
+
+    /// Whether a queue pair has gone to ERR.
+    fn has_failed(&self) -> bool {
+        let err = |e: &End| e.state() == Some(QpState::Err);
+        let mut conns = self.conns.iter().zip(&self.plan.conns);
+        conns.any(|(c, p)| c.ends.iter().any(err) || c.lives < p.lives)
+    }
+
+    /// Nothing was lost: what has not arrived on unreliable services had no receive to go to, and memory is as
+    /// all WRITEs have left it.
+    fn check_unreliable(&mut self) -> Verdict {
+        for (index, conn) in self.conns.iter_mut().enumerate() {
+            for end in &mut conn.ends {
+                if let Some(loose) = &mut end.loose {
+                    loose.confirm_all();
+                }
+            }
+            look_at_memory(index, conn, true)?;
+        }
+        for (index, host) in self.hosts.iter().enumerate() {
+            let Some(host) = host else { continue };
+            let counters = host.ctx.counters(1).map_err(refused)?;
+            let get = |name: &str| counters.get(name).copied().unwrap_or_default();
+            let [mut missing, keys, echoes] = self.datagram_balance(index);
+            for (plan, conn) in self.plan.conns.iter().zip(&self.conns) {
+                let to_us = (0..2).filter(|&end| plan.hosts[1 - end] == index);
+                for (sent, received) in
+                    to_us.filter_map(|end| conn.ends[end].loose.as_ref()).map(Loose::balance)
+                {
+                    missing += sent - received.min(sent);
+                }
+            }
+            let is_any = missing + keys + echoes > 0;
+            self.seen.balanced += u64::from(is_any);
+            let unwanted = get("out_of_buffer") - get("send_rnr_err");
+            let counted = [
+                unwanted + get("resp_local_length_error"),
+                get("qkey_viol_cntr"),
+                get("drop_echo"),
+            ];
+            if [missing, keys, echoes].map(|n| n as u64) != counted {
+                return Err(format!(
+                    "nothing was lost, and of what was for host {index} {missing} did not arrive, {keys} had \
+                     another Q_Key, {echoes} came back; it counts {counted:?}"
+                ));
             }
         }
         Ok(())

@@ -3,80 +3,20 @@
 use std::collections::VecDeque;
 use std::sync::Arc;
 
+use super::inbox::{Inbox, Slots};
+use super::loose::{Disorder, Loose};
 use super::model::{Accepted, Answer, Effect, Message, Posted, Stream};
-use super::plan::{Bad, Conn, Kind, Op, WORDS};
+use super::plan::{Bad, Conn, Kind, Op, Service, WORDS};
+use super::request::{Ready, prepare_bad};
 use crate::time::Instant;
 use crate::verbs::{
-    Access, CompletionQueue, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpState,
-    QueuePair, RecvWr, RemoteMr, RemoteSlice, SendWr, Sge, Source, WcOpcode, WcStatus,
-    WorkCompletion, inline,
+    Access, CompletionQueue, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpAttr, QpState,
+    QpType, QueuePair, RemoteMr, RemoteSlice, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
+    WorkCompletion,
 };
 
-/// What memory is full of that nobody should touch.
-const CANARY: u8 = 0xee;
-/// Bytes between two pieces of a buffer.
-const GAP: usize = 8;
-/// Marks the numbers of receives.
-pub(super) const RECEIVE: u64 = 1 << 63;
 /// Number of a life within those of requests.
 const LIFE_SHIFT: u32 = 40;
-
-/// Buffers of one size in one region, with canaries between the pieces.
-#[derive(Debug)]
-pub(super) struct Slots {
-    mr: MemoryRegion,
-    size: usize,
-}
-
-impl Slots {
-    fn new(pd: &ProtectionDomain, n: usize, longest: usize) -> crate::verbs::Result<Self> {
-        let size = (longest + 4 * GAP).next_multiple_of(8);
-        let mr = pd.alloc_mr(n * size, Access::LOCAL)?;
-        mr.fill(0..n * size, CANARY);
-        Ok(Self { mr, size })
-    }
-
-    /// Pieces of a buffer: place in the slot, place in the message, bytes. The last piece comes first.
-    fn layout(len: usize, pieces: usize) -> Vec<(usize, usize, usize)> {
-        let mut layout = Vec::with_capacity(pieces);
-        let mut from = 0;
-        for i in 0..pieces {
-            let to = len * (i + 1) / pieces;
-            layout.push((GAP + len - to + GAP * (pieces - 1 - i), from, to - from));
-            from = to;
-        }
-        layout
-    }
-
-    fn sges(&self, slot: usize, len: usize, pieces: usize) -> Vec<Sge> {
-        let base = slot * self.size;
-        let piece = |(at, _, n): (usize, usize, usize)| self.mr.sge(base + at..base + at + n);
-        Self::layout(len, pieces).into_iter().map(piece).collect()
-    }
-
-    /// The first `len` bytes of a message in a buffer made for `room`; nothing else of the slot may have
-    /// changed. Leaves it clean.
-    fn take(&self, slot: usize, room: usize, pieces: usize, len: usize) -> Result<Vec<u8>, String> {
-        let base = slot * self.size;
-        let mut bytes = self.mr.to_vec(base..base + self.size);
-        let mut message = vec![0; len];
-        for (at, from, n) in Self::layout(room, pieces) {
-            let from = from.min(len);
-            let n = n.min(len - from);
-            message[from..from + n].copy_from_slice(&bytes[at..at + n]);
-            bytes[at..at + n].fill(CANARY);
-        }
-        self.clean(slot);
-        match bytes.iter().position(|&b| b != CANARY) {
-            Some(at) => Err(format!("a byte was written that belongs to nobody: {at} of a buffer")),
-            None => Ok(message),
-        }
-    }
-
-    fn clean(&self, slot: usize) {
-        self.mr.fill(slot * self.size..(slot + 1) * self.size, CANARY);
-    }
-}
 
 /// The window of an end, as its owner and its user see it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,8 +33,8 @@ pub(super) enum Lent {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Key {
     pub(super) rkey: u32,
-    from: usize,
-    len: usize,
+    pub(super) from: usize,
+    pub(super) len: usize,
 }
 
 /// The objects of an end. They go with its host.
@@ -104,25 +44,29 @@ pub(super) struct Gear {
     pub(super) cq: CompletionQueue,
     pub(super) rcq: CompletionQueue,
     pd: ProtectionDomain,
-    source: Arc<MemoryRegion>,
+    pub(super) source: Arc<MemoryRegion>,
     landing: Slots,
-    inbox: Slots,
+    /// Its own receives, unless it takes them from a shared queue.
+    pub(super) inbox: Option<Inbox>,
     /// What the peer writes to.
     pub(super) target: Option<MemoryRegion>,
     /// What the peer may read only.
-    limited: MemoryRegion,
-    window: MemoryWindow,
-    gone: Sge,
-    longest: usize,
+    pub(super) limited: MemoryRegion,
+    pub(super) window: MemoryWindow,
+    pub(super) gone: Sge,
+    /// Bytes of its receives.
+    room: usize,
 }
 
 /// What a peer tells about itself.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Told {
-    target: RemoteMr,
-    limited: RemoteMr,
+    pub(super) target: RemoteMr,
+    pub(super) limited: RemoteMr,
     /// The word that all count with.
     counter: RemoteMr,
+    /// Bytes of each of its receives.
+    pub(super) room: usize,
     pub(super) lent: Lent,
 }
 
@@ -149,10 +93,16 @@ pub(super) struct End {
     pub(super) gear: Option<Gear>,
     pub(super) told: Told,
     pub(super) stream: Stream,
+    /// What its requests do at the peer, if it is unreliable.
+    pub(super) loose: Option<Loose>,
     pub(super) next_op: usize,
     pub(super) next_post: Instant,
-    pub(super) receives: u64,
-    pub(super) received: u64,
+    /// The last receive that it took from a shared queue.
+    last_shared: Option<u64>,
+    /// How often it has told in this life that it takes none any more.
+    pub(super) last_told: u32,
+    /// A FLUSH has completed: what was written before it is there.
+    pub(super) flushed: bool,
     /// There is a reason for it to be in ERR.
     pub(super) may_flush: bool,
     /// There is a reason for its peer not to answer.
@@ -180,16 +130,26 @@ impl Gear {
         source: &Arc<MemoryRegion>,
         queues: [&CompletionQueue; 2],
         plan: &Conn,
+        shared: Option<(&SharedReceiveQueue, usize)>,
     ) -> crate::verbs::Result<Self> {
-        let mut qp = pd
-            .create_qp(crate::verbs::QpType::Rc, queues[0])
-            .recv_cq(queues[1])
-            .depth(plan.sends, plan.receives);
+        let kind = match plan.service {
+            Service::Rc => QpType::Rc,
+            Service::Uc => QpType::Uc,
+        };
+        let mut qp =
+            pd.create_qp(kind, queues[0]).recv_cq(queues[1]).depth(plan.sends, plan.receives);
         if plan.v6 {
             qp = qp.gid_index(v6_index(pd)?);
         }
+        let inbox = match shared {
+            Some((srq, _)) => {
+                qp = qp.srq(srq);
+                None
+            }
+            None => Some(Inbox::new(pd, plan.receives, plan.max_len, false)?),
+        };
         let gone = pd.alloc_mr(64, Access::LOCAL)?;
-        let target = pd.alloc_mr(plan.target, Access::REMOTE | Access::MW_BIND)?;
+        let target = pd.alloc_mr(plan.target, TARGET)?;
         let pattern: Vec<u8> = (0..=250).cycle().take(plan.target).collect();
         target.write(0, &pattern);
         Ok(Self {
@@ -199,12 +159,12 @@ impl Gear {
             pd: pd.clone(),
             source: Arc::clone(source),
             landing: Slots::new(pd, LANDINGS, plan.max_len.max(8))?,
-            inbox: Slots::new(pd, plan.receives as usize, plan.max_len)?,
+            inbox,
             target: Some(target),
             limited: pd.alloc_mr(64, Access::LOCAL | Access::REMOTE_READ)?,
-            window: pd.alloc_mw(MwType::Type2)?,
+            window: pd.alloc_mw(window_kind(plan))?,
             gone: gone.sge(..),
-            longest: plan.max_len,
+            room: shared.map_or(plan.max_len, |(_, room)| room),
         })
     }
 
@@ -213,6 +173,7 @@ impl Gear {
             target: self.target.as_ref()?.remote(),
             limited: self.limited.remote(),
             counter: counter.remote(),
+            room: self.room,
             lent: Lent::Nothing,
         })
     }
@@ -223,99 +184,65 @@ impl Gear {
 
     /// A new window for a new life, and a target if it is gone.
     pub(super) fn renew(&mut self, plan: &Conn) -> crate::verbs::Result<()> {
-        self.window = self.pd.alloc_mw(MwType::Type2)?;
+        self.window = self.pd.alloc_mw(window_kind(plan))?;
         if self.target.is_none() {
-            self.target = Some(self.pd.alloc_mr(plan.target, Access::REMOTE | Access::MW_BIND)?);
+            self.target = Some(self.pd.alloc_mr(plan.target, TARGET)?);
         }
         Ok(())
     }
-
-    /// A message of the host's pattern, and where it lies.
-    fn gather(&self, op: &Op, len: usize) -> (Vec<Sge>, Vec<u8>) {
-        let mut sges = Vec::with_capacity(op.pieces);
-        let mut bytes = Vec::with_capacity(len);
-        for i in 0..op.pieces {
-            let n = len * (i + 1) / op.pieces - len * i / op.pieces;
-            let at = (op.src + 4099 * i) % (super::plan::SOURCE - n);
-            sges.push(self.source.sge(at..at + n));
-            let old = bytes.len();
-            bytes.resize(old + n, 0);
-            self.source.read(at, &mut bytes[old..]);
-        }
-        (sges, bytes)
-    }
 }
 
-fn v6_index(pd: &ProtectionDomain) -> crate::verbs::Result<u16> {
+/// A message of a host's pattern, and where it lies.
+pub(super) fn gather(
+    source: &MemoryRegion,
+    src: usize,
+    pieces: usize,
+    len: usize,
+) -> (Vec<Sge>, Vec<u8>) {
+    let mut sges = Vec::with_capacity(pieces);
+    let mut bytes = Vec::with_capacity(len);
+    for i in 0..pieces {
+        let n = len * (i + 1) / pieces - len * i / pieces;
+        let at = (src + 4099 * i) % (super::plan::SOURCE - n);
+        sges.push(source.sge(at..at + n));
+        let old = bytes.len();
+        bytes.resize(old + n, 0);
+        source.read(at, &mut bytes[old..]);
+    }
+    (sges, bytes)
+}
+
+fn window_kind(plan: &Conn) -> MwType {
+    if plan.type1 { MwType::Type1 } else { MwType::Type2 }
+}
+
+/// Rights of a target.
+const TARGET: Access = Access::REMOTE.union(Access::MW_BIND).union(Access::FLUSH_GLOBAL);
+
+pub(super) fn v6_index(pd: &ProtectionDomain) -> crate::verbs::Result<u16> {
     let gids = pd.context().gids()?;
     let v6 = gids.iter().position(|g| g.gid.ip().is_some_and(|ip| ip.is_ipv6()));
     Ok(v6.and_then(|i| u16::try_from(i).ok()).unwrap_or(0))
 }
 
-/// A request on its way into the queue.
-struct Ready {
-    id: u64,
-    op: Op,
-    kind: Kind,
-    sges: Vec<Sge>,
-    bytes: Option<Vec<u8>>,
-    remote: RemoteSlice,
-    imm: u32,
-    compare: u64,
-    range: (usize, usize),
-    fence: bool,
-}
-
-impl Ready {
-    fn wr<'a>(&'a self, gear: &'a Gear) -> SendWr<'a> {
-        let id = self.id;
-        let from = match &self.bytes {
-            Some(bytes) => inline(bytes),
-            None => Source::from(&self.sges[..]),
-        };
-        let one = || self.sges.first().copied().unwrap_or(gear.gone);
-        let wr = match self.kind {
-            Kind::Send | Kind::Bad(Bad::TooLong) => SendWr::send(id, from),
-            Kind::SendImm => SendWr::send(id, from).imm(self.imm),
-            Kind::SendInv => SendWr::send(id, from).invalidate(self.imm),
-            Kind::WriteImm => SendWr::write(id, from, self.remote).imm(self.imm),
-            Kind::Read | Kind::Bad(Bad::ReadBeyond) => {
-                SendWr::read(id, &self.sges[..], self.remote)
-            }
-            Kind::CompareSwap => {
-                SendWr::compare_swap(id, one(), self.remote, self.compare, self.op.value)
-            }
-            Kind::FetchAdd | Kind::Bad(Bad::Misaligned) => {
-                SendWr::fetch_add(id, one(), self.remote, self.op.value)
-            }
-            Kind::Count => SendWr::fetch_add(id, one(), self.remote, 1),
-            Kind::BindMw => {
-                let (from, len) = self.range;
-                match &gear.target {
-                    Some(t) => SendWr::bind_mw(id, &gear.window, t, from..from + len, RIGHTS),
-                    None => SendWr::send(id, ()),
-                }
-            }
-            Kind::LocalInv => SendWr::local_inv(id, gear.window.rkey()),
-            Kind::Write | Kind::Bad(_) => SendWr::write(id, from, self.remote),
-        };
-        let wr = if self.op.signaled { wr } else { wr.unsignaled() };
-        if self.fence { wr.fence() } else { wr }
-    }
-}
-
-const RIGHTS: Access = Access::REMOTE_READ.union(Access::REMOTE_WRITE).union(Access::REMOTE_ATOMIC);
-
 impl End {
-    pub(super) fn new(gear: Gear, told: Told, mtu: usize, memory: Vec<u8>) -> Self {
+    pub(super) fn new(
+        gear: Gear,
+        told: Told,
+        service: Service,
+        mtu: usize,
+        memory: Vec<u8>,
+    ) -> Self {
         Self {
             gear: Some(gear),
             told,
+            loose: (service == Service::Uc).then(|| Loose::new(&memory)),
             stream: Stream::new(mtu, memory),
             next_op: 0,
             next_post: Instant::ZERO,
-            receives: 0,
-            received: 0,
+            last_shared: None,
+            last_told: 0,
+            flushed: false,
             may_flush: false,
             may_time_out: false,
             may_be_refused: false,
@@ -331,17 +258,12 @@ impl End {
     }
 
     /// The connection begins anew: nothing is in any queue.
-    pub(super) fn renew(&mut self, told: Told, mtu: usize, memory: Vec<u8>) {
+    pub(super) fn renew(&mut self, told: Told, service: Service, mtu: usize, memory: Vec<u8>) {
         let (counts, next_op) = (std::mem::take(&mut self.counts), self.next_op);
         let (life, posted, at) = (self.life + 1, self.counts_posted, self.next_post);
         if let Some(gear) = self.gear.take() {
             (0..LANDINGS).for_each(|slot| gear.landing.clean(slot));
-            (0..gear.qp.cap().recv_wr as usize).for_each(|slot| {
-                if (slot + 1) * gear.inbox.size <= gear.inbox.mr.len() {
-                    gear.inbox.clean(slot);
-                }
-            });
-            *self = Self::new(gear, told, mtu, memory);
+            *self = Self::new(gear, told, service, mtu, memory);
         }
         (self.counts, self.next_op, self.life) = (counts, next_op, life);
         (self.counts_posted, self.next_post) = (posted, at);
@@ -362,20 +284,29 @@ impl End {
         self.gear.as_ref().and_then(|g| g.qp.state().ok())
     }
 
-    /// Posts receives until the queue is full. How many.
-    pub(super) fn post_receives(&mut self, plan: &Conn) -> Result<u64, String> {
-        let Some(gear) = &self.gear else { return Ok(0) };
-        let from = self.receives;
-        let to = self.received + u64::from(plan.receives);
-        for n in from..to {
-            let slot = slot_of(n, plan);
-            let sges = gear.inbox.sges(slot, plan.max_len, pieces_of(n));
-            let id = RECEIVE | self.life << LIFE_SHIFT | n;
-            let posted = gear.qp.post_recv(RecvWr::new(id, &sges[..]));
-            posted.map_err(|e| format!("a receive was not taken: {e}"))?;
+    /// Posts receives if no more than `low` of its own are left. How many.
+    pub(super) fn post_receives(&mut self, low: u32) -> Result<usize, String> {
+        let Some(gear) = &mut self.gear else { return Ok(0) };
+        match &mut gear.inbox {
+            Some(inbox) if inbox.outstanding() <= low as usize => inbox.refill(&gear.qp),
+            _ => Ok(0),
         }
-        self.receives = to.max(from);
-        Ok(self.receives - from)
+    }
+
+    /// Receives of its own that have not come back.
+    pub(super) fn receives_out(&self) -> usize {
+        let inbox = self.gear.as_ref().and_then(|g| g.inbox.as_ref());
+        inbox.map_or(0, Inbox::outstanding)
+    }
+
+    /// Whether it takes its receives from a shared queue.
+    pub(super) fn is_shared(&self) -> bool {
+        self.gear.as_ref().is_some_and(|g| g.inbox.is_none())
+    }
+
+    /// Whether, being in ERR, it has told that it takes no more receives from a shared queue.
+    pub(super) fn has_left(&self) -> bool {
+        !self.is_shared() || self.last_told == 1
     }
 
     /// Posts up to `batch` requests. How many, and what the peer must know. `peer` is what it lends;
@@ -396,8 +327,16 @@ impl End {
             let kind = self.kind_now(&gear, op, peer, unused);
             ready.push(self.prepare(&gear, op, kind, peer, &mut notes));
             self.next_op += 1;
+            if ready.last().is_some_and(|r| r.is_verb(&gear)) {
+                break;
+            }
         }
-        let posted = gear.qp.post_send(ready.iter().map(|r| r.wr(&gear)));
+        let verb = ready.last().filter(|r| r.is_verb(&gear));
+        let list = &ready[..ready.len() - usize::from(verb.is_some())];
+        let mut posted = gear.qp.post_send(list.iter().map(|r| r.wr(&gear)));
+        if let (Some(verb), Ok(())) = (verb, &posted) {
+            posted = gear.qp.bind_mw(verb.wr(&gear)).map(drop);
+        }
         self.gear = Some(gear);
         match posted {
             Ok(()) => Ok((ready.len(), notes)),
@@ -407,13 +346,24 @@ impl End {
 
     /// What is posted instead of what cannot be now.
     fn kind_now(&self, gear: &Gear, op: &Op, peer: &Told, unused: bool) -> Kind {
+        if self.loose.is_some() {
+            return match op.kind {
+                Kind::Bad(Bad::Local | Bad::TooLong | Bad::WriteBeyond | Bad::Right) => op.kind,
+                Kind::Bad(_) => Kind::Bad(Bad::Key),
+                kind => kind,
+            };
+        }
         let own = self.told.lent;
-        let may_bind = matches!(own, Lent::Nothing | Lent::Dead(_)) && gear.target.is_some();
+        let is_bound = matches!(own, Lent::Bound(_));
+        let type1 = gear.window.kind() == MwType::Type1;
+        // One of type 1 may be bound to something else at any time.
+        let is_free = matches!(own, Lent::Nothing | Lent::Dead(_)) || type1 && is_bound && unused;
+        let may_bind = is_free && gear.target.is_some();
         let bound = matches!(peer.lent, Lent::Bound(_));
         match op.kind {
-            Kind::SendInv if !bound => Kind::Send,
+            Kind::SendInv if !bound || type1 => Kind::Send,
             Kind::BindMw if !may_bind => Kind::Write,
-            Kind::LocalInv if !matches!(own, Lent::Bound(_)) || !unused => Kind::Read,
+            Kind::LocalInv if !is_bound || !unused => Kind::Read,
             Kind::Bad(Bad::DeadWindow) if !matches!(peer.lent, Lent::Dead(_)) => {
                 Kind::Bad(Bad::Key)
             }
@@ -436,6 +386,13 @@ impl End {
         // Often the very end: what counts bytes counts wrong there.
         let at = if op.at.is_multiple_of(5) { room } else { op.at % (room + 1) };
         (lo + usize::try_from(at).unwrap_or(0), rkey)
+    }
+
+    /// Where 8 aligned bytes go.
+    fn place_word(&mut self, op: &Op, peer: &Told) -> (usize, u32) {
+        // Windows begin at multiples of 8, targets too.
+        let (at, rkey) = self.place(op, 8, peer);
+        (at & !7, rkey)
     }
 
     fn id(&self) -> u64 {
@@ -482,6 +439,12 @@ impl End {
             Kind::Read | Kind::CompareSwap | Kind::FetchAdd | Kind::Count => {
                 self.prepare_answered(gear, peer, &mut ready, &mut posted, &mut pending);
             }
+            Kind::AtomicWrite => self.prepare_atomic_write(gear, peer, &mut ready, &mut posted),
+            Kind::Flush => {
+                posted.opcode = WcOpcode::Flush;
+                let (at, rkey) = self.place(op, op.len, peer);
+                ready.remote = RemoteSlice { rkey, ..peer.target.at(at as u64) };
+            }
             Kind::BindMw => {
                 posted.opcode = WcOpcode::BindMw;
                 let data = gear.target.as_ref().map_or(0, MemoryRegion::len) - WORDS;
@@ -494,15 +457,20 @@ impl End {
                 pending.local = Some(Lent::Bound(key));
             }
             Kind::LocalInv => {
-                posted.opcode = WcOpcode::LocalInv;
+                posted.opcode = match gear.window.kind() {
+                    MwType::Type1 => WcOpcode::BindMw,
+                    MwType::Type2 => WcOpcode::LocalInv,
+                };
                 if let Lent::Bound(key) = self.told.lent {
                     self.told.lent = Lent::Dying(key);
                     pending.local = Some(Lent::Dead(key));
                 }
             }
             Kind::Bad(bad) => {
-                self.prepare_bad(gear, peer, bad, &mut ready, &mut posted);
-                if bad != Bad::Local {
+                prepare_bad(gear, peer, bad, &mut ready, &mut posted);
+                if self.loose.is_some() {
+                    self.lose(bad, &mut posted);
+                } else if bad != Bad::Local {
                     notes.push(if bad == Bad::TooLong { Note::Overflows } else { Note::Breaks });
                 }
                 if bad == Bad::Misaligned {
@@ -511,6 +479,14 @@ impl End {
             }
         }
         posted.fence = ready.fence;
+        if let Some(loose) = &mut self.loose {
+            let message = posted.message.take();
+            let write = match std::mem::replace(&mut posted.effect, Effect::Nothing) {
+                Effect::Bytes { at, data } => Some((at, data)),
+                _ => None,
+            };
+            loose.post(id, message, write);
+        }
         self.stream.post(posted);
         self.pending.push_back(pending);
         ready
@@ -525,7 +501,7 @@ impl End {
         posted: &mut Posted,
     ) {
         let op = ready.op;
-        let (sges, data) = gear.gather(&op, op.len);
+        let (sges, data) = gather(&gear.source, op.src, op.pieces, op.len);
         if op.inline {
             ready.bytes = Some(data.clone());
         }
@@ -555,6 +531,48 @@ impl End {
         if ready.kind != Kind::Write {
             posted.message = Some(message);
         }
+    }
+
+    /// A request that an unreliable connection carries, and its peer does not execute.
+    fn lose(&self, bad: Bad, posted: &mut Posted) {
+        if bad == Bad::Local {
+            return;
+        }
+        posted.fails = None;
+        if bad == Bad::TooLong {
+            // One that no receive has room for.
+            let (opcode, len) = (WcOpcode::Recv, usize::MAX);
+            posted.message =
+                Some(Message { opcode, len, data: Vec::new(), imm: None, invalidates: None });
+        }
+    }
+
+    /// 8 bytes at once: a word of its own, or bytes that WRITEs go to.
+    fn prepare_atomic_write(
+        &mut self,
+        gear: &Gear,
+        peer: &Told,
+        ready: &mut Ready,
+        posted: &mut Posted,
+    ) {
+        let op = ready.op;
+        let (sges, data) = gather(&gear.source, op.src, op.pieces, 8);
+        if op.inline {
+            ready.bytes = Some(data.clone());
+        }
+        ready.sges = sges;
+        let words = usize::try_from(peer.target.len).unwrap_or(0) - WORDS;
+        let (at, rkey) = match op.at & 2 {
+            0 => {
+                let word = usize::try_from(op.at / 4 % (WORDS as u64 / 8)).unwrap_or(0);
+                (words + word * 8, peer.target.rkey)
+            }
+            _ => self.place_word(&op, peer),
+        };
+        posted.opcode = WcOpcode::AtomicWrite;
+        ready.remote = RemoteSlice { rkey, ..peer.target.at(at as u64) };
+        posted.effect =
+            Effect::Word { at, value: data.first_chunk().map_or(0, |b| u64::from_ne_bytes(*b)) };
     }
 
     /// Requests that bring something back.
@@ -619,64 +637,13 @@ impl End {
         Some((slot, len, pieces))
     }
 
-    /// Requests that must fail.
-    fn prepare_bad(
-        &mut self,
-        gear: &Gear,
-        peer: &Told,
-        bad: Bad,
-        ready: &mut Ready,
-        posted: &mut Posted,
-    ) {
-        let len = ready.op.len.clamp(1, 64);
-        let target = peer.target;
-        let beyond = |end: usize| target.at((end + 1 - len) as u64);
-        let size = usize::try_from(target.len).unwrap_or(0);
-        posted.opcode = WcOpcode::Write;
-        ready.sges = vec![gear.source.sge(..len)];
-        let (remote, fails) = match bad {
-            Bad::Key => {
-                (RemoteSlice { rkey: target.rkey ^ 0x5a_5a00, ..target.at(0) }, WcStatus::RemAccess)
-            }
-            Bad::WriteBeyond => (beyond(size), WcStatus::RemAccess),
-            Bad::ReadBeyond => {
-                posted.opcode = WcOpcode::Read;
-                // It lands where nothing else does.
-                ready.sges = vec![gear.limited.sge(..len)];
-                (beyond(size), WcStatus::RemAccess)
-            }
-            Bad::WindowBeyond | Bad::DeadWindow => match peer.lent {
-                Lent::Bound(k) => {
-                    (RemoteSlice { rkey: k.rkey, ..beyond(k.from + k.len) }, WcStatus::RemAccess)
-                }
-                Lent::Dead(k) => {
-                    (RemoteSlice { rkey: k.rkey, ..target.at(k.from as u64) }, WcStatus::RemAccess)
-                }
-                _ => (RemoteSlice { rkey: 0, ..target.at(0) }, WcStatus::RemAccess),
-            },
-            Bad::Right => (peer.limited.at(0), WcStatus::RemAccess),
-            Bad::Misaligned => {
-                posted.opcode = WcOpcode::FetchAdd;
-                (target.at(size as u64 - 12), WcStatus::RemInvReq)
-            }
-            Bad::TooLong => {
-                posted.opcode = WcOpcode::Send;
-                ready.sges = vec![gear.source.sge(..gear.longest + 1)];
-                (target.at(0), WcStatus::RemInvReq)
-            }
-            Bad::Local => {
-                ready.sges = vec![gear.gone];
-                (target.at(0), WcStatus::LocProt)
-            }
-        };
-        ready.remote = remote;
-        posted.fails = Some(fails);
-    }
-
     /// A completion of a request.
     pub(super) fn completed(&mut self, wc: &WorkCompletion) -> Result<(), String> {
         let (flush, time, refused) = (self.may_flush, self.may_time_out, self.may_be_refused);
         let rnr = self.may_be_kept_waiting;
+        if let Some(loose) = self.loose.as_mut().filter(|_| wc.status != WcStatus::Success) {
+            loose.kept(wc.wr_id);
+        }
         let accepted = self.stream.completed(wc, |p, status| match status {
             WcStatus::WrFlush => flush,
             WcStatus::RetryExc => time,
@@ -687,7 +654,10 @@ impl End {
             _ => false,
         })?;
         match accepted {
-            Accepted::Done(index) => self.over(index + 1),
+            Accepted::Done(index) => {
+                self.flushed |= self.stream.get(index).opcode == WcOpcode::Flush;
+                self.over(index + 1)
+            }
             Accepted::Failed(index) => self.over(index),
             Accepted::Flushed => Ok(()),
         }
@@ -711,7 +681,7 @@ impl End {
             }
             let Some((slot, len, pieces)) = p.slot else { continue };
             let Some(gear) = &self.gear else { continue };
-            let got = gear.landing.take(slot, len, pieces, len)?;
+            let got = gear.landing.take(slot, len, pieces, len, false)?;
             self.free.push(slot);
             let word = got.first_chunk().map_or(0, |b| u64::from_ne_bytes(*b));
             match &self.stream.get(p.index).answer {
@@ -730,21 +700,36 @@ impl End {
         Ok(())
     }
 
-    /// A completion of a receive. `peer` is who sends here.
+    /// The send queue has stopped and is empty: it goes on.
+    pub(super) fn go_on(&mut self) -> crate::verbs::Result<()> {
+        self.stream.go_on();
+        match &self.gear {
+            Some(gear) => gear.qp.modify(&QpAttr::to(QpState::Rts)),
+            None => Ok(()),
+        }
+    }
+
+    /// A completion of a receive. `peer` is who sends here, `shared` the queue that the receive is from, if it is
+    /// not its own.
     pub(super) fn arrived(
         &mut self,
         wc: &WorkCompletion,
-        peer: &mut Stream,
-        plan: &Conn,
+        peer: &mut Self,
+        shared: Option<&mut Inbox>,
+        disorder: Disorder,
     ) -> Result<(), String> {
-        let want = RECEIVE | self.life << LIFE_SHIFT | self.received;
-        if wc.wr_id != want || self.received >= self.receives {
-            return Err(format!("{wc:?}: expected receive {want:#x} of {}", self.receives));
+        let is_err = self.state() == Some(QpState::Err);
+        let own = self.gear.as_mut().and_then(|g| g.inbox.as_mut());
+        let is_shared = shared.is_some();
+        let Some(inbox) = shared.or(own) else {
+            return Err(format!("{wc:?}: it has no such receives"));
+        };
+        let receive = inbox.complete(wc)?;
+        if is_shared && self.last_shared.replace(receive.0) >= Some(receive.0) {
+            return Err(format!("{wc:?}: receives of one queue pair were not taken in order"));
         }
-        let n = self.received;
-        self.received += 1;
         if wc.status != WcStatus::Success {
-            let is_err = self.state() == Some(QpState::Err);
+            inbox.take(receive, 0, true)?;
             let explained = self.spoils.contains(&wc.status);
             if explained {
                 // At most one: the queue pair is in ERR.
@@ -755,13 +740,15 @@ impl End {
             }
             return Err(format!("{wc:?}: nothing that happened explains this status"));
         }
-        let Some(gear) = &self.gear else { return Ok(()) };
         let len = if wc.opcode == WcOpcode::RecvWriteImm { 0 } else { wc.byte_len as usize };
-        if len > plan.max_len {
+        if len > inbox.room {
             return Err(format!("{wc:?}: longer than its buffer"));
         }
-        let data = gear.inbox.take(slot_of(n, plan), plan.max_len, pieces_of(n), len)?;
-        peer.message(wc, &data)?;
+        let data = inbox.take(receive, len, peer.loose.is_some())?;
+        match &mut peer.loose {
+            Some(loose) => loose.message(wc, &data, disorder)?,
+            None => peer.stream.message(wc, &data)?,
+        }
         if let (Some(rkey), Lent::Dying(key)) = (wc.invalidated_rkey, self.told.lent)
             && rkey == key.rkey
         {
@@ -774,13 +761,4 @@ impl End {
     pub(super) fn uses_no_window(&self) -> bool {
         self.last_window_use.is_none_or(|i| i < self.stream.settled())
     }
-}
-
-/// The slot of receive number `n`.
-fn slot_of(n: u64, plan: &Conn) -> usize {
-    usize::try_from(n % u64::from(plan.receives)).unwrap_or(0)
-}
-
-fn pieces_of(n: u64) -> usize {
-    1 + usize::try_from(n % 3).unwrap_or(0)
 }

@@ -290,6 +290,12 @@ impl Stream {
         }
     }
 
+    /// What failed and what was behind it has completed; the send queue works again. For services whose requests
+    /// leave no trace here.
+    pub fn go_on(&mut self) {
+        (self.failed, self.cap) = (None, None);
+    }
+
     /// Whether no completion of a success is to come.
     pub fn is_silent(&self) -> bool {
         self.posted[self.settled..].iter().all(|p| !p.signaled)

@@ -1,10 +1,9 @@
 //! What a run does: drawn from the seed before anything happens, so that a part of it can be left out without
 //! changing the rest.
 
-use rand_chacha::ChaCha8Rng;
-
-use crate::fabric::{Action, Class, HostId, Link, Rule, When};
-use crate::seed::{Seeds, below, chance};
+use super::draw::Draw;
+use crate::fabric::{Link, Rule};
+use crate::seed::Seeds;
 use crate::time::Duration;
 use crate::wire::num::Mtu;
 
@@ -29,9 +28,13 @@ pub enum Kind {
     FetchAdd,
     /// Fetch and add on a word that all connections to that host share.
     Count,
+    /// ATOMIC WRITE of a word of one's own, or of 8 bytes that WRITEs go to as well.
+    AtomicWrite,
+    /// FLUSH of what earlier requests have written.
+    Flush,
     /// Binds the own window, for the peer.
     BindMw,
-    /// Invalidates the own window.
+    /// Invalidates the own window, or unbinds it if it is of type 1.
     LocalInv,
     /// A request that must fail.
     Bad(Bad),
@@ -58,6 +61,19 @@ pub enum Bad {
     DeadWindow,
     /// A local buffer whose region is gone.
     Local,
+    /// An ATOMIC WRITE to an address that is no multiple of 8.
+    MisalignedWrite,
+    /// A FLUSH of memory that is not lent for it.
+    FlushRight,
+}
+
+/// The service of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Service {
+    /// Reliable.
+    Rc,
+    /// Unreliable.
+    Uc,
 }
 
 /// A row of the table of requests.
@@ -65,30 +81,44 @@ pub enum Bad {
 pub struct Row {
     /// What.
     pub kind: Kind,
-    /// How often, relative to the others.
-    pub weight: u64,
+    /// How often on a reliable connection, relative to the others.
+    pub rc: u64,
+    /// How often on an unreliable one.
+    pub uc: u64,
 }
 
-const fn row(kind: Kind, weight: u64) -> Row {
-    Row { kind, weight }
+impl Row {
+    /// How often on a connection of this service.
+    pub const fn weight(&self, service: Service) -> u64 {
+        match service {
+            Service::Rc => self.rc,
+            Service::Uc => self.uc,
+        }
+    }
+}
+
+const fn row(kind: Kind, rc: u64, uc: u64) -> Row {
+    Row { kind, rc, uc }
 }
 
 /// The requests that a connection draws from.
 pub const KINDS: &[Row] = &[
-    row(Kind::Send, 12),
-    row(Kind::SendImm, 8),
-    row(Kind::SendInv, 6),
-    row(Kind::Write, 24),
-    row(Kind::WriteImm, 8),
-    row(Kind::Read, 18),
-    row(Kind::CompareSwap, 5),
-    row(Kind::FetchAdd, 7),
-    row(Kind::Count, 5),
-    row(Kind::BindMw, 8),
-    row(Kind::LocalInv, 3),
+    row(Kind::Send, 12, 20),
+    row(Kind::SendImm, 8, 15),
+    row(Kind::SendInv, 6, 0),
+    row(Kind::Write, 24, 30),
+    row(Kind::WriteImm, 8, 20),
+    row(Kind::Read, 18, 0),
+    row(Kind::CompareSwap, 5, 0),
+    row(Kind::FetchAdd, 7, 0),
+    row(Kind::Count, 5, 0),
+    row(Kind::AtomicWrite, 8, 0),
+    row(Kind::Flush, 6, 0),
+    row(Kind::BindMw, 8, 0),
+    row(Kind::LocalInv, 3, 0),
 ];
 
-/// The requests that end a connection.
+/// The requests that end a reliable connection. An unreliable one loses most of them, and does not do the others.
 pub const BAD: &[Bad] = &[
     Bad::Key,
     Bad::WriteBeyond,
@@ -99,6 +129,8 @@ pub const BAD: &[Bad] = &[
     Bad::TooLong,
     Bad::DeadWindow,
     Bad::Local,
+    Bad::MisalignedWrite,
+    Bad::FlushRight,
 ];
 
 /// Bytes of a host's source pattern, which all messages are cut from.
@@ -147,10 +179,16 @@ pub struct End {
 /// A connection.
 #[derive(Clone, Debug)]
 pub struct Conn {
+    /// Reliable or not.
+    pub service: Service,
     /// Its two hosts, which may be one.
     pub hosts: [usize; 2],
+    /// Whether each end takes its receives from the shared queue of its host, if that has one.
+    pub shared: [bool; 2],
     /// By IPv6.
     pub v6: bool,
+    /// The windows are of type 1 instead of 2.
+    pub type1: bool,
     /// Path MTU, if the link has it.
     pub mtu: Mtu,
     /// Code of the ACK timeout.
@@ -176,6 +214,98 @@ pub struct Conn {
     /// Both ends.
     pub ends: [End; 2],
 }
+
+/// A shared receive queue of a host.
+#[derive(Clone, Debug)]
+pub struct Shared {
+    /// Its slots.
+    pub depth: u32,
+    /// Bytes of each receive.
+    pub room: usize,
+    /// Receives are posted anew when so few have not come back.
+    pub low: u32,
+    /// At most so many at a time.
+    pub batch: usize,
+    /// Time between two calls.
+    pub gap: Duration,
+    /// Tells when fewer are left; 0: never.
+    pub limit: u32,
+}
+
+/// Where a datagram goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum To {
+    /// To a station, by its number.
+    Station(usize),
+    /// To a multicast group.
+    Group(usize),
+}
+
+/// The Q_Key of a datagram.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Key {
+    /// One of [`QKEYS`].
+    Number(usize),
+    /// That of the queue pair that sends it.
+    Own,
+}
+
+/// A datagram.
+#[derive(Clone, Copy, Debug)]
+pub struct Datagram {
+    /// Where it goes.
+    pub to: To,
+    /// With which Q_Key.
+    pub key: Key,
+    /// Bytes. [`TOO_LONG`]: one more than the path MTU.
+    pub len: usize,
+    /// Where in the source.
+    pub src: usize,
+    /// Pieces of local memory.
+    pub pieces: usize,
+    /// Immediate data.
+    pub imm: Option<u32>,
+    /// Makes a completion on success.
+    pub signaled: bool,
+    /// The bytes are copied when posting.
+    pub inline: bool,
+}
+
+/// A queue pair for datagrams.
+#[derive(Clone, Debug)]
+pub struct Station {
+    /// Its host.
+    pub host: usize,
+    /// Sends by IPv6, but for groups, which have a family of their own.
+    pub v6: bool,
+    /// Which of [`QKEYS`] it has.
+    pub key: usize,
+    /// The groups that it is in.
+    pub groups: [bool; 2],
+    /// Traffic class of what it sends.
+    pub traffic_class: u8,
+    /// Takes its receives from the shared queue of its host, if that has one.
+    pub shared: bool,
+    /// Slots of the send queue.
+    pub sends: u32,
+    /// Slots of the receive queue.
+    pub receives: u32,
+    /// Bytes of each receive.
+    pub room: usize,
+    /// Receives are posted anew when so few are left.
+    pub low: u32,
+    /// What it sends.
+    pub datagrams: Vec<Datagram>,
+    /// Datagrams posted with one call, at most.
+    pub batch: usize,
+    /// Time between two calls.
+    pub gap: Duration,
+}
+
+/// The Q_Keys of stations.
+pub const QKEYS: [u32; 2] = [0x1ee7, 0x0bad];
+/// Stands for the length of a datagram that does not fit.
+pub const TOO_LONG: usize = usize::MAX;
 
 /// A fault, from one moment to another.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -221,6 +351,11 @@ pub enum What {
         conn: usize,
         /// Its end.
         end: usize,
+    },
+    /// A station posts no receives.
+    Deaf {
+        /// Which.
+        station: usize,
     },
     /// An end does not look at its completions.
     NoPolls {
@@ -286,8 +421,12 @@ pub struct Plan {
     pub windows: Vec<Option<u32>>,
     /// One completion queue per host instead of two for each queue pair.
     pub shared_cq: bool,
+    /// The shared receive queue of each host.
+    pub shared: Vec<Option<Shared>>,
     /// The connections.
     pub conns: Vec<Conn>,
+    /// Queue pairs for datagrams.
+    pub stations: Vec<Station>,
     /// What goes wrong.
     pub faults: Vec<Fault>,
     /// All packets are looked at on the wire.
@@ -304,16 +443,35 @@ impl Plan {
         let links = (0..hosts).map(|_| if d.chance(0.7) { base } else { d.link() }).collect();
         let windows = (0..hosts).map(|_| d.window()).collect();
         let calm = d.chance(0.2);
-        let conns = (0..1 + d.below(6)).map(|_| d.conn(hosts, calm)).collect::<Vec<_>>();
+        let mut conns: Vec<_> = (0..1 + d.below(6)).map(|_| d.conn(hosts, calm)).collect();
+        let mut d = Draw(seeds.derive("datagrams", 0).rng());
+        let stations = d.stations(hosts);
+        let mut d = Draw(seeds.derive("shared", 0).rng());
+        let shared = d.shared(hosts, &mut conns, &stations);
         let mut d = Draw(seeds.derive("faults", 0).rng());
-        let faults = d.faults(hosts, &conns, calm);
+        let faults = d.faults(hosts, &conns, stations.len(), calm);
         let (shared_cq, watched) = (d.chance(0.4), d.chance(0.5));
-        Self { seed, links, windows, shared_cq, conns, faults, watched }
+        Self { seed, links, windows, shared_cq, shared, conns, stations, faults, watched }
     }
 
     /// Requests of all ends together.
     pub fn requests(&self) -> usize {
-        self.conns.iter().flat_map(|c| &c.ends).map(|e| e.ops.len()).sum()
+        let ops: usize = self.conns.iter().flat_map(|c| &c.ends).map(|e| e.ops.len()).sum();
+        ops + self.stations.iter().map(|s| s.datagrams.len()).sum::<usize>()
+    }
+
+    /// The shared receive queue that an end of a connection takes its receives from.
+    pub fn shared_of(&self, conn: &Conn, end: usize) -> Option<&Shared> {
+        if conn.shared[end] { self.shared[conn.hosts[end]].as_ref() } else { None }
+    }
+
+    /// Ends and stations that take receives from the shared queue of a host.
+    pub fn sharers(&self, host: usize) -> usize {
+        let ends = self
+            .conns
+            .iter()
+            .flat_map(|c| (0..2).filter(|&end| c.shared[end] && c.hosts[end] == host));
+        ends.count() + self.stations.iter().filter(|s| s.shared && s.host == host).count()
     }
 
     /// When the last fault has ended.
@@ -329,223 +487,5 @@ impl Plan {
     /// Whether what happens to packets may be too much for a connection.
     pub fn is_severe(&self) -> bool {
         self.faults.iter().any(|f| f.what.is_severe())
-    }
-}
-
-/// Random choices.
-struct Draw(ChaCha8Rng);
-
-#[expect(clippy::cast_possible_truncation, reason = "numbers below the one given")]
-impl Draw {
-    fn below(&mut self, n: usize) -> usize {
-        below(&mut self.0, n as u64) as usize
-    }
-
-    fn range(&mut self, from: usize, to: usize) -> usize {
-        from + self.below(to + 1 - from)
-    }
-
-    fn chance(&mut self, p: f64) -> bool {
-        chance(&mut self.0, p)
-    }
-
-    fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len())]
-    }
-
-    fn micros(&mut self, from: usize, to: usize) -> Duration {
-        Duration::from_micros(self.range(from, to) as u64)
-    }
-
-    fn link(&mut self) -> Link {
-        Link {
-            delay: self.micros(0, 1) + self.micros(0, 12),
-            bits_per_s: self.pick(&[10, 25, 100, 100, 400]) * 1_000_000_000,
-            mtu: self.pick(&[1500, 9000, 9000, 4200]),
-            queue: self.pick(&[1 << 20, 4 << 20, 4 << 20]),
-            ..Link::default()
-        }
-    }
-
-    /// Small ones, so that queue pairs must wait for each other.
-    fn window(&mut self) -> Option<u32> {
-        let small = self.range(6000, 46_000) as u32;
-        self.chance(0.4).then_some(small)
-    }
-
-    fn conn(&mut self, hosts: usize, calm: bool) -> Conn {
-        let a = self.below(hosts);
-        // Now and then a host talks to itself.
-        let b = if self.chance(0.05) { a } else { (a + 1 + self.below(hosts - 1)) % hosts };
-        let mtu = self.pick(&[Mtu::B256, Mtu::B512, Mtu::B1024, Mtu::B1024, Mtu::B4096]);
-        let max_len = match self.below(4) {
-            0 => 64,
-            1 => mtu.bytes() + 1,
-            2 => 4 * mtu.bytes() + 100,
-            _ => 20_000.min(20 * mtu.bytes()),
-        };
-        let sends = self.pick(&[2, 4, 8, 16, 64]);
-        let receives = self.pick(&[1, 2, 8, 32]);
-        let n = if max_len > 2000 { 100 } else { 300 };
-        let signals = self.pick(&[0.2, 0.6, 1.0]);
-        let fails = self.chance(0.25);
-        let ends = std::array::from_fn(|_| self.end(n, max_len, sends, receives, signals, fails));
-        Conn {
-            hosts: [a, b],
-            v6: self.chance(0.3),
-            mtu,
-            timeout: if calm { 11 } else { self.pick(&[7, 8, 9, 10]) as u8 },
-            retry_cnt: self.pick(&[7, 7, 7, 3, 1]),
-            rnr_retry: self.pick(&[7, 7, 7, 3]),
-            min_rnr_timer: self.pick(&[1, 4, 7, 10, 12]),
-            rd_atomic: self.pick(&[1, 2, 4, 16]),
-            sends,
-            receives,
-            max_len,
-            target: WORDS + max_len.max(256).next_multiple_of(8) + self.below(3) * 1000,
-            lives: self.pick(&[0, 1, 2]),
-            ends,
-        }
-    }
-
-    fn end(
-        &mut self,
-        most: usize,
-        max_len: usize,
-        sends: u32,
-        receives: u32,
-        signals: f64,
-        fails: bool,
-    ) -> End {
-        let n = if self.chance(0.1) { 0 } else { 1 + self.below(most) };
-        let mut silent = 0;
-        let mut ops = Vec::with_capacity(n);
-        for i in 0..n {
-            let mut op = self.op(max_len);
-            if fails && self.chance(1.5 / n as f64) {
-                op.kind = Kind::Bad(self.pick(BAD));
-            }
-            op.signaled = self.chance(signals) || silent + 1 >= sends / 2 || i + 1 == n;
-            silent = if op.signaled { 0 } else { silent + 1 };
-            ops.push(op);
-        }
-        let gap = self.pick(&[0, 0, 5, 40]);
-        let low = self.below(receives as usize) as u32;
-        End { ops, batch: self.pick(&[1, 3, 16]), gap: Duration::from_micros(gap), low }
-    }
-
-    fn op(&mut self, max_len: usize) -> Op {
-        let total = KINDS.iter().map(|r| r.weight).sum();
-        let mut at = below(&mut self.0, total);
-        let row = KINDS.iter().find(|r| {
-            let here = at < r.weight;
-            at = at.saturating_sub(r.weight);
-            here
-        });
-        let len = match self.below(8) {
-            0 => 0,
-            1 | 2 => self.range(1, 16),
-            3 => max_len,
-            _ => self.below(max_len + 1),
-        };
-        Op {
-            kind: row.map_or(Kind::Send, |r| r.kind),
-            len,
-            at: below(&mut self.0, u64::MAX),
-            src: self.below(SOURCE),
-            pieces: self.pick(&[1, 1, 2, 3]),
-            value: below(&mut self.0, u64::MAX),
-            signaled: true,
-            fence: self.chance(0.15),
-            inline: len <= 64 && self.chance(0.4),
-            window: self.chance(0.6),
-        }
-    }
-
-    fn faults(&mut self, hosts: usize, conns: &[Conn], calm: bool) -> Vec<Fault> {
-        let n = if calm { self.below(3) } else { 1 + self.below(6) };
-        let mild = self.chance(0.5);
-        let mut faults: Vec<_> =
-            (0..n).map(|_| self.fault(hosts, conns.len(), calm, mild)).collect();
-        faults.sort_by_key(|f| f.from);
-        faults
-    }
-
-    fn fault(&mut self, hosts: usize, conns: usize, calm: bool, mild: bool) -> Fault {
-        let from = self.micros(0, 400);
-        let long = if self.chance(0.3) { 4000 } else { 400 };
-        let until = from + self.micros(5, long);
-        let (host, conn, end) = (self.below(hosts), self.below(conns), self.below(2));
-        let choice = if calm { 14 + self.below(6) } else { self.below(25) };
-        let what = match choice {
-            0..7 => self.weather(host, mild),
-            7..12 if !mild => self.rule(hosts),
-            7..12 => self.weather(host, mild),
-            12 if !mild => What::Down { host },
-            12..17 => What::NoReceives { conn, end },
-            17..19 => What::NoPolls { conn, end },
-            19..21 => What::Drain { conn, end },
-            21 => What::Error { conn, end },
-            22 => What::Deregister { conn, end },
-            23 => What::Death { host },
-            _ => self.weather(host, mild),
-        };
-        Fault { from, until, what }
-    }
-
-    fn weather(&mut self, host: usize, mild: bool) -> What {
-        let most = if mild { 0.015 } else { 0.3 };
-        let mut some = |p: f64| match chance(&mut self.0, 0.5) {
-            true => p * below(&mut self.0, 1000) as f64 / 1000.0,
-            false => 0.0,
-        };
-        let (loss, corrupt) = (some(most), some(most));
-        let (reorder, duplicate) = (some(0.2), some(0.3));
-        let (jitter, delay) = match self.below(4) {
-            0 => (self.micros(1, 100), Duration::ZERO),
-            1 => (Duration::ZERO, self.micros(1, if mild { 100 } else { 3000 })),
-            _ => (Duration::ZERO, Duration::ZERO),
-        };
-        What::Weather { host, loss, reorder, duplicate, corrupt, jitter, delay }
-    }
-
-    fn rule(&mut self, hosts: usize) -> What {
-        use crate::wire::opcode::{Operation as O, Position as P};
-        let class = self.pick(&[
-            Class::Any,
-            Class::Request,
-            Class::Response,
-            Class::Ack,
-            Class::Nak,
-            Class::SequenceNak,
-            Class::RnrNak,
-            Class::Operation(O::Send),
-            Class::Operation(O::Write),
-            Class::Operation(O::Read),
-            Class::Operation(O::ReadResponse),
-            Class::Operation(O::FetchAdd),
-            Class::Operation(O::AtomicAcknowledge),
-            Class::Part(O::ReadResponse, P::First),
-            Class::Part(O::ReadResponse, P::Last),
-            Class::Part(O::Send, P::Last),
-            Class::Part(O::Write, P::Last),
-        ]);
-        let late = self.micros(1, 2000);
-        let action = self.pick(&[
-            Action::Drop,
-            Action::Drop,
-            Action::Drop,
-            Action::Duplicate,
-            Action::Corrupt,
-            Action::Delay(late),
-        ]);
-        let n = 1 + self.below(8) as u64;
-        let p = [0.05, 0.2, 0.5][self.below(3)];
-        let when = self.pick(&[When::First(n), When::Nth(n), When::Every(n + 1), When::Chance(p)]);
-        let mut rule = Rule::new(class, action).when(when);
-        if self.chance(0.5) {
-            rule = rule.to(HostId(self.below(hosts) as u32));
-        }
-        What::Rule(rule)
     }
 }

@@ -5,16 +5,21 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use super::end::{End, Gear, Note, RECEIVE};
-use super::plan::{Conn, Fault, Plan, SOURCE, What};
+use super::datagrams::Station;
+use super::end::{End, Gear, Note};
+use super::inbox::{RECEIVE, SHARED};
+use super::loose::Disorder;
+use super::plan::{Conn, Fault, Plan, What};
+use super::setup::{connect, excuse};
+use super::shared::SharedQueue;
 use super::wire::Watch;
 use crate::fabric::{Link, RuleGuard};
 use crate::seed::{Seeds, below};
 use crate::sim::Sim;
 use crate::time::{Duration, Instant};
 use crate::verbs::{
-    Access, CompletionQueue, Context, Error, MemoryRegion, ProtectionDomain, QpAttr, QpState,
-    WcStatus, WorkCompletion,
+    CompletionQueue, Context, Error, MemoryRegion, ProtectionDomain, QpAttr, QpState, WcStatus,
+    WorkCompletion,
 };
 
 /// How a run went.
@@ -30,7 +35,7 @@ pub struct Outcome {
     pub requests: u64,
     /// Virtual time that it took.
     pub took: Duration,
-    /// What the devices counted, summed up.
+    /// What the devices counted, summed up, and what the run itself did.
     pub counters: BTreeMap<String, u64>,
     /// What cannot be.
     pub failure: Option<String>,
@@ -49,16 +54,18 @@ pub struct Options {
 
 /// A host, while it lives.
 pub(super) struct Host {
+    /// Goes first: what it was made in is needed for that.
+    pub(super) shared: Option<SharedQueue>,
     pub(super) ctx: Context,
-    pd: ProtectionDomain,
-    source: Arc<MemoryRegion>,
+    pub(super) pd: ProtectionDomain,
+    pub(super) source: Arc<MemoryRegion>,
     pub(super) counter: MemoryRegion,
     /// One queue for everything, if that is the plan.
-    cq: Option<CompletionQueue>,
+    pub(super) cq: Option<CompletionQueue>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
+pub(super) enum Phase {
     Alive,
     /// One end has failed.
     Broken(Instant),
@@ -67,12 +74,12 @@ enum Phase {
 
 pub(super) struct State {
     pub(super) ends: [End; 2],
-    phase: Phase,
+    pub(super) phase: Phase,
     pub(super) lives: u32,
-    moved: Instant,
-    mtu: usize,
-    muted: [bool; 2],
-    starved: [bool; 2],
+    pub(super) moved: Instant,
+    pub(super) mtu: usize,
+    pub(super) muted: [bool; 2],
+    pub(super) starved: [bool; 2],
 }
 
 pub(super) struct Run<'a> {
@@ -80,13 +87,31 @@ pub(super) struct Run<'a> {
     pub(super) sim: Sim,
     pub(super) hosts: Vec<Option<Host>>,
     pub(super) conns: Vec<State>,
+    pub(super) stations: Vec<Station>,
+    /// What the network has done so far.
+    pub(super) disorder: Disorder,
     begun: Vec<bool>,
     ended: Vec<bool>,
     rules: BTreeMap<usize, RuleGuard>,
     quiet: Instant,
-    watch: Option<Arc<Mutex<Watch>>>,
-    requests: u64,
+    pub(super) watch: Option<Arc<Mutex<Watch>>>,
+    pub(super) requests: u64,
     pub(super) died: bool,
+    /// Memory that peers write to was deregistered.
+    pub(super) deregistered: bool,
+    /// Events of shared queues, and accounts that were balanced.
+    pub(super) seen: Seen,
+}
+
+/// How often what is asked could have gone wrong.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Seen {
+    /// Limits of shared queues that fired.
+    pub(super) limits: u64,
+    /// Queue pairs that told that they take no more receives.
+    pub(super) last_receives: u64,
+    /// Hosts with something unreliable to account for, where nothing was lost.
+    pub(super) balanced: u64,
 }
 
 /// Something is under way.
@@ -114,6 +139,8 @@ pub fn run(plan: &Plan, options: &Options) -> Outcome {
         sim: sim.clone(),
         hosts: Vec::new(),
         conns: Vec::new(),
+        stations: Vec::new(),
+        disorder: Disorder::default(),
         begun: vec![false; plan.faults.len()],
         ended: vec![false; plan.faults.len()],
         rules: BTreeMap::new(),
@@ -121,6 +148,8 @@ pub fn run(plan: &Plan, options: &Options) -> Outcome {
         watch,
         requests: 0,
         died: false,
+        deregistered: false,
+        seen: Seen::default(),
     };
     let started = match &options.pcap {
         Some(path) => sim.pcap(path).map_err(refused),
@@ -134,10 +163,18 @@ pub fn run(plan: &Plan, options: &Options) -> Outcome {
             *counters.entry(name).or_default() += n;
         }
     }
+    let Seen { limits, last_receives, balanced } = run.seen;
+    for (name, n) in [
+        ("swarm_limit_events", limits),
+        ("swarm_last_wqe_events", last_receives),
+        ("swarm_balanced_hosts", balanced),
+    ] {
+        counters.insert(name.into(), n);
+    }
     let trace = run.watch.as_ref().map(|w| w.lock().take_lines()).unwrap_or_default();
-    let Run { requests, hosts, conns, .. } = run;
+    let Run { requests, hosts, conns, stations, .. } = run;
     let packets = sim.total_counters();
-    drop((conns, hosts));
+    drop((conns, stations, hosts));
     let _ = sim.stop_pcap();
     Outcome {
         seed: plan.seed,
@@ -152,84 +189,8 @@ pub fn run(plan: &Plan, options: &Options) -> Outcome {
 }
 
 impl Run<'_> {
-    fn now(&self) -> Instant {
+    pub(super) fn now(&self) -> Instant {
         Instant::ZERO + self.sim.now()
-    }
-
-    fn set_up(&mut self) -> Verdict {
-        let depth = |conn: &Conn| 2 * (conn.sends.max(2) + conn.receives);
-        let total: u32 = self.plan.conns.iter().map(|c| 2 * depth(c)).sum();
-        for (index, link) in self.plan.links.iter().enumerate() {
-            let window = self.plan.windows[index];
-            let ctx = self.sim.host_with(*link, |config| {
-                if let Some(bytes) = window {
-                    (config.window.initial, config.window.max) = (bytes, bytes);
-                }
-            });
-            let ctx = ctx.map_err(refused)?;
-            let pd = ctx.alloc_pd().map_err(refused)?;
-            let source = pd.alloc_mr(SOURCE, Access::LOCAL).map_err(refused)?;
-            let mut bytes = vec![0; SOURCE];
-            let mut rng = Seeds::new(self.plan.seed).derive("source", index as u64).rng();
-            rand_core::Rng::fill_bytes(&mut rng, &mut bytes);
-            source.write(0, &bytes);
-            let counter = pd.alloc_mr(8, Access::REMOTE).map_err(refused)?;
-            let cq = match self.plan.shared_cq {
-                true => Some(ctx.create_cq(total).map_err(refused)?),
-                false => None,
-            };
-            self.hosts.push(Some(Host { ctx, pd, source: Arc::new(source), counter, cq }));
-        }
-        for conn in &self.plan.conns {
-            let mut gears = Vec::new();
-            for end in 0..2 {
-                let Some(host) = &self.hosts[conn.hosts[end]] else { continue };
-                let queue = || match &host.cq {
-                    Some(cq) => Ok(cq.clone()),
-                    None => host.ctx.create_cq(depth(conn)).map_err(refused),
-                };
-                let (cq, rcq) = (queue()?, queue()?);
-                let gear = Gear::new(&host.pd, &host.source, [&cq, &rcq], conn).map_err(refused)?;
-                let told = gear.told(&host.counter).ok_or("no target")?;
-                let memory = gear.memory().ok_or("no target")?;
-                gears.push((gear, told, memory));
-            }
-            let (Some((b, told_b, of_b)), Some((a, told_a, of_a))) = (gears.pop(), gears.pop())
-            else {
-                continue;
-            };
-            let mtu = connect(conn, &a, &b)?;
-            let mut ends = [End::new(a, told_a, mtu, of_b), End::new(b, told_b, mtu, of_a)];
-            excuse(self.plan, conn, &mut ends);
-            self.conns.push(State {
-                ends,
-                phase: Phase::Alive,
-                lives: conn.lives,
-                moved: self.now(),
-                mtu,
-                muted: [false; 2],
-                starved: [false; 2],
-            });
-        }
-        for index in 0..self.conns.len() {
-            self.tell_watch(index);
-        }
-        Ok(())
-    }
-
-    fn tell_watch(&self, index: usize) {
-        let (Some(watch), Some(conn)) = (&self.watch, self.conns.get(index)) else { return };
-        let plan = &self.plan.conns[index];
-        for end in 0..2 {
-            let (Some(me), Some(peer)) = (&conn.ends[end].gear, &conn.ends[1 - end].gear) else {
-                return;
-            };
-            let (psn, to) = (me.qp.endpoint().psn, peer.qp.number());
-            let flow = (plan.hosts[end], plan.hosts[1 - end], to);
-            let mut watch = watch.lock();
-            watch.expect(flow, psn, conn.mtu);
-            watch.answered_to(plan.hosts[end], me.qp.number(), flow);
-        }
     }
 
     fn carry_out(&mut self) -> Verdict {
@@ -243,13 +204,17 @@ impl Run<'_> {
             for index in 0..self.conns.len() {
                 moved |= self.tend(index)?;
             }
+            moved |= self.tend_shared()? | self.tend_stations()?;
             if rounds.is_multiple_of(16) {
                 self.look_at_memory()?;
             }
             if let Some(what) = self.watch.as_ref().and_then(|w| w.lock().failure()) {
                 return Err(what);
             }
-            if self.conns.iter().all(|c| c.phase == Phase::Over) {
+            let stations = self.plan.stations.iter().zip(&self.stations);
+            if self.conns.iter().all(|c| c.phase == Phase::Over)
+                && stations.into_iter().all(|(plan, station)| station.is_done(plan))
+            {
                 break;
             }
             pause = if moved {
@@ -327,6 +292,7 @@ impl Run<'_> {
             }
             What::Down { host } => self.set_cable(host)?,
             What::NoReceives { conn, end } => self.conns[conn].starved[end] = true,
+            What::Deaf { station } => self.stations[station].deaf = true,
             What::NoPolls { conn, end } => self.conns[conn].muted[end] = !self.plan.shared_cq,
             What::Drain { conn, end } => {
                 if let Some(gear) = &self.conns[conn].ends[end].gear
@@ -341,6 +307,7 @@ impl Run<'_> {
                     let [a, b] = &mut self.conns[conn].ends;
                     let (owner, user) = if end == 0 { (a, b) } else { (b, a) };
                     if owner.deregister()? {
+                        self.deregistered = true;
                         owner.may_flush = true;
                         owner.spoils.push(WcStatus::LocAccess);
                         user.may_be_refused = true;
@@ -357,6 +324,11 @@ impl Run<'_> {
                         }
                     }
                 }
+                for (plan, station) in self.plan.stations.iter().zip(&mut self.stations) {
+                    if plan.host == host {
+                        station.gear = None;
+                    }
+                }
                 self.hosts[host] = None;
             }
         }
@@ -370,6 +342,7 @@ impl Run<'_> {
             What::Rule(_) => drop(self.rules.remove(&index)),
             What::Down { host } => self.set_cable(host)?,
             What::NoReceives { conn, end } => self.conns[conn].starved[end] = false,
+            What::Deaf { station } => self.stations[station].deaf = false,
             What::NoPolls { conn, end } => self.conns[conn].muted[end] = false,
             What::Drain { conn, end } => {
                 if let Some(gear) = &self.conns[conn].ends[end].gear
@@ -408,11 +381,12 @@ impl Run<'_> {
                 conn.ends[1 - end].may_time_out |= conn.ends[end].state() == Some(QpState::Err);
             }
         }
-        let mut moved = false;
-        let hosts: Vec<_> =
-            self.hosts.iter().map(|h| h.as_ref().and_then(|h| h.cq.clone())).collect();
-        for (host, cq) in hosts.iter().enumerate() {
-            let Some(cq) = cq else { continue };
+        let network = self.sim.total_counters();
+        self.disorder = Disorder { copies: network.duplicated > 0, late: network.reordered > 0 };
+        let events = self.collect_events();
+        let mut moved = !events.is_empty();
+        for host in 0..self.hosts.len() {
+            let Some(cq) = self.hosts[host].as_ref().and_then(|h| h.cq.clone()) else { continue };
             let mut all = cq.drain();
             // Stable: the order within each kind is kept.
             all.sort_by_key(|wc| wc.wr_id & RECEIVE);
@@ -435,11 +409,33 @@ impl Run<'_> {
                     }
                 }
             }
+            for index in 0..self.stations.len() {
+                let gear = self.stations[index].gear.as_ref().filter(|_| !self.plan.shared_cq);
+                let Some(gear) = gear else { continue };
+                let all = if receives { gear.rcq.drain() } else { gear.cq.drain() };
+                moved |= !all.is_empty();
+                for wc in all {
+                    self.station_takes(index, &wc)?;
+                }
+            }
         }
+        self.check_events(events)?;
         if moved {
             self.check_delivered()?;
+            self.check_flushed()?;
         }
         Ok(moved)
+    }
+
+    /// What was written before a FLUSH that has completed is there.
+    fn check_flushed(&mut self) -> Verdict {
+        for (index, conn) in self.conns.iter_mut().enumerate() {
+            let flushed = conn.ends.iter_mut().map(|e| std::mem::take(&mut e.flushed));
+            if flushed.fold(false, |a, b| a | b) && conn.phase != Phase::Over {
+                look_at_memory(index, conn, false)?;
+            }
+        }
+        Ok(())
     }
 
     /// A completion of a shared queue.
@@ -452,7 +448,10 @@ impl Run<'_> {
                 }
             }
         }
-        Err(format!("{wc:?}: no queue pair of host {host} has this number"))
+        match self.station_of(host, wc.qpn) {
+            Some(index) => self.station_takes(index, wc),
+            None => Err(format!("{wc:?}: no queue pair of host {host} has this number")),
+        }
     }
 
     fn take(&mut self, index: usize, end: usize, wc: &WorkCompletion) -> Verdict {
@@ -467,8 +466,15 @@ impl Run<'_> {
         } else if wc.wr_id & RECEIVE == 0 {
             self.requests += 1;
             me.completed(wc)
+        } else if wc.wr_id & SHARED == 0 {
+            me.arrived(wc, peer, None, self.disorder)
         } else {
-            me.arrived(wc, &mut peer.stream, &self.plan.conns[index])
+            let host = self.hosts[self.plan.conns[index].hosts[end]].as_mut();
+            let shared = host.and_then(|h| h.shared.as_mut()).map(|queue| {
+                queue.moved = now;
+                &mut queue.inbox
+            });
+            me.arrived(wc, peer, shared, self.disorder)
         };
         taken.map_err(|what| format!("connection {index}, end {end}: {what}"))
     }
@@ -511,6 +517,14 @@ impl Run<'_> {
         timeout * (u32::from(plan.retry_cnt) + 3) + rnr * 12 + Duration::from_millis(5)
     }
 
+    /// When a receive came back last to a shared queue that a connection uses: it has to wait for others there.
+    fn shared_moved(&self, index: usize) -> Instant {
+        let plan = &self.plan.conns[index];
+        let hosts = (0..2).filter(|&end| plan.shared[end]).map(|end| plan.hosts[end]);
+        let queues = hosts.filter_map(|h| self.hosts[h].as_ref()?.shared.as_ref());
+        queues.map(|queue| queue.moved).max().unwrap_or(Instant::ZERO)
+    }
+
     /// Lets a connection get on.
     fn tend(&mut self, index: usize) -> Result<bool, String> {
         let now = self.now();
@@ -522,7 +536,11 @@ impl Run<'_> {
         let wait = self.patience(plan);
         let conn = &mut self.conns[index];
         let since = conn.moved.max(self.quiet);
-        if now.saturating_since(since) > wait && conn.muted == [false; 2] {
+        if now.saturating_since(since) > wait
+            && conn.muted == [false; 2]
+            && now.saturating_since(self.shared_moved(index)) > wait
+        {
+            let conn = &self.conns[index];
             return Err(format!(
                 "connection {index} stands still: {:?} in the queues, states {:?}, faults over since {:?}",
                 conn.ends.each_ref().map(|e| e.stream.outstanding()),
@@ -542,7 +560,16 @@ impl Run<'_> {
         let plan = &self.plan.conns[index];
         let conn = &mut self.conns[index];
         let mut moved = false;
+        for end in &mut conn.ends {
+            if end.state() == Some(QpState::Sqe) && end.stream.outstanding() == 0 {
+                end.go_on().map_err(refused)?;
+                moved = true;
+            }
+        }
         let broken = |e: &End| {
+            if e.loose.is_some() && e.state() == Some(QpState::Sqe) {
+                return false;
+            }
             e.stream.failed().is_some() || !matches!(e.state(), Some(QpState::Rts | QpState::Sqd))
         };
         if conn.ends.iter().any(broken) {
@@ -554,9 +581,8 @@ impl Run<'_> {
             let [a, b] = &mut conn.ends;
             let (me, peer) = if end == 0 { (a, b) } else { (b, a) };
             let its = &plan.ends[end];
-            let left = me.receives - me.received;
-            if !conn.starved[end] && left <= u64::from(its.low) {
-                moved |= me.post_receives(plan)? > 0;
+            if !conn.starved[end] {
+                moved |= me.post_receives(its.low)? > 0;
             }
             if me.next_op < its.ops.len() && now >= me.next_post {
                 let unused = peer.uses_no_window();
@@ -605,8 +631,8 @@ impl Run<'_> {
                 e.settle_silent()
                     .map_err(|what| format!("connection {index}, end {end}: {what}"))?;
             }
-            clean &=
-                state == QpState::Err && e.stream.outstanding() == 0 && e.receives == e.received;
+            clean &= state == QpState::Err && e.stream.outstanding() == 0 && e.receives_out() == 0;
+            clean &= e.has_left() && !(e.is_shared() && conn.muted[end]);
             let idle = e.stream.is_silent();
             if state == QpState::Sqd && conn.muted == [false; 2] {
                 // It would wait for the end of its fault.
@@ -644,8 +670,8 @@ impl Run<'_> {
             return Ok(true);
         };
         let (told_a, told_b, mtu) = (a.told, b.told, conn.mtu);
-        a.renew(told_a, mtu, of_b);
-        b.renew(told_b, mtu, of_a);
+        a.renew(told_a, plan.service, mtu, of_b);
+        b.renew(told_b, plan.service, mtu, of_a);
         if let (Some(a), Some(b)) = (&a.gear, &b.gear) {
             connect(plan, a, b)?;
         }
@@ -669,44 +695,50 @@ impl Run<'_> {
             return Err(format!("nothing was left to do, and packets were sent: {after:?}"));
         }
         let gone = after.delivered + after.dropped();
-        if after.sent + after.duplicated != gone {
+        if after.sent + after.duplicated + after.replicated != gone {
             return Err(format!("packets are missing or too many on the network: {after:?}"));
         }
         self.check_counts()?;
-        self.check_devices(&after)
+        self.check_devices(&after)?;
+        self.close()
     }
-}
 
-/// What the planned weather excuses from the beginning.
-fn excuse(plan: &Plan, conn: &Conn, ends: &mut [End; 2]) {
-    for end in ends {
-        end.may_time_out = plan.is_severe() || !plan.is_clean() && conn.retry_cnt < 5;
-        end.may_be_kept_waiting = conn.rnr_retry < 7;
+    /// Everything goes to ERR, and comes back.
+    fn close(&mut self) -> Verdict {
+        for index in 0..self.conns.len() {
+            for end in 0..2 {
+                self.fail(index, end)?;
+            }
+        }
+        self.close_stations()?;
+        self.sim.run_for(Duration::from_micros(300));
+        self.collect()?;
+        for (index, conn) in self.conns.iter().enumerate() {
+            for (end, e) in conn.ends.iter().enumerate().filter(|(_, e)| e.gear.is_some()) {
+                if e.stream.outstanding() + e.receives_out() > 0 || !e.has_left() {
+                    return Err(format!(
+                        "connection {index}, end {end} is in ERR, and {} receives are missing",
+                        e.receives_out()
+                    ));
+                }
+            }
+        }
+        self.check_closed_stations()?;
+        self.check_shared()
     }
-}
-
-/// Connects the ends of a connection. The path MTU.
-fn connect(plan: &Conn, a: &Gear, b: &Gear) -> Result<usize, String> {
-    let (ea, eb) = (a.qp.endpoint(), b.qp.endpoint());
-    let mtu = plan.mtu.min(ea.mtu).min(eb.mtu);
-    let over = QpAttr::default()
-        .path_mtu(mtu)
-        .timeout(plan.timeout)
-        .retry_cnt(plan.retry_cnt)
-        .rnr_retry(plan.rnr_retry)
-        .min_rnr_timer(plan.min_rnr_timer)
-        .max_rd_atomic(plan.rd_atomic)
-        .max_dest_rd_atomic(plan.rd_atomic);
-    a.qp.connect_with(&eb, over.clone()).map_err(refused)?;
-    b.qp.connect_with(&ea, over).map_err(refused)?;
-    Ok(mtu.bytes())
 }
 
 /// Both targets of a connection.
-fn look_at_memory(index: usize, conn: &mut State, last: bool) -> Verdict {
+pub(super) fn look_at_memory(index: usize, conn: &mut State, last: bool) -> Verdict {
     let memory = conn.ends.each_ref().map(|e| e.gear.as_ref().and_then(Gear::memory));
     for end in 0..2 {
         let Some(actual) = &memory[1 - end] else { continue };
+        if let Some(loose) = &conn.ends[end].loose {
+            loose
+                .check_memory(actual)
+                .map_err(|what| format!("connection {index}, requests of end {end}: {what}"))?;
+            continue;
+        }
         let stream = &mut conn.ends[end].stream;
         // What an end that is gone has sent is known; whether it was told is not.
         let looked = if last && conn.ends[1 - end].gear.is_some() && stream.outstanding() == 0 {

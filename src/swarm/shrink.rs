@@ -41,15 +41,27 @@ fn without_fault(plan: &Plan, at: usize) -> Option<Plan> {
     Some(smaller)
 }
 
-/// Without the requests of one end, or without the later half of them.
+/// Without the requests of one end or station, or without the later half of them.
 fn without_requests(plan: &Plan, at: usize) -> Option<Plan> {
     let mut smaller = plan.clone();
-    let ends = smaller.conns.iter_mut().flat_map(|c| &mut c.ends);
-    let end = ends.filter(|e| !e.ops.is_empty()).nth(at / 2)?;
-    end.ops.truncate(if at.is_multiple_of(2) { 0 } else { end.ops.len() / 2 });
+    let left = |n: usize| if at.is_multiple_of(2) { 0 } else { n / 2 };
+    let ends = smaller.conns.iter().flat_map(|c| &c.ends);
+    let ends = ends.filter(|e| !e.ops.is_empty()).count();
     // Nobody would hear of the last one otherwise.
-    if let Some(last) = end.ops.last_mut() {
-        last.signaled = true;
+    if let Some(station) = (at / 2).checked_sub(ends) {
+        let mut stations = smaller.stations.iter_mut().filter(|s| !s.datagrams.is_empty());
+        let datagrams = &mut stations.nth(station)?.datagrams;
+        datagrams.truncate(left(datagrams.len()));
+        if let Some(last) = datagrams.last_mut() {
+            last.signaled = true;
+        }
+    } else {
+        let ends = smaller.conns.iter_mut().flat_map(|c| &mut c.ends);
+        let ops = &mut ends.filter(|e| !e.ops.is_empty()).nth(at / 2)?.ops;
+        ops.truncate(left(ops.len()));
+        if let Some(last) = ops.last_mut() {
+            last.signaled = true;
+        }
     }
     Some(smaller)
 }
@@ -68,7 +80,8 @@ mod tests {
 
     #[test]
     fn what_does_not_matter_goes() {
-        let plan = (1..).map(Plan::new).find(|p| p.faults.len() > 3 && p.requests() > 200).unwrap();
+        let is_rich = |p: &Plan| p.faults.len() > 3 && p.requests() > 200 && p.stations.len() > 2;
+        let plan = (1..).map(Plan::new).find(is_rich).unwrap();
         let wanted = plan.faults[2].what;
         let fails = |p: &Plan| p.faults.iter().any(|f| f.what == wanted) && p.requests() >= 10;
         let small = shrink(&plan, fails);

@@ -290,7 +290,12 @@ impl Qp {
             r.cur_packet = 0;
         }
         if r.cur == r.una && r.una != r.fresh {
-            r.cur_packet = r.cur_packet.max(steps(r.track(r.una).first, r.una_psn));
+            let reached = steps(r.track(r.una).first, r.una_psn);
+            if reached > r.cur_packet {
+                // A late answer to what was asked before the retry: of a READ, the remainder is asked for.
+                r.cur_packet = reached;
+                r.resumed = true;
+            }
         }
     }
 

@@ -286,6 +286,43 @@ fn a_read_in_pieces_keeps_them_through_a_retry() {
 }
 
 #[test]
+fn a_late_answer_opens_a_piece_that_was_not_asked_for_again() {
+    let mut s = small_window();
+    let data = pattern(12 * 1024 + 10, 3);
+    s.post(SendOp::Read, 1, data.len());
+    s.sent();
+    s.recv_all([
+        answer("READ_RESP_FIRST", &data, 0),
+        answer("READ_RESP_MIDDLE", &data, 1),
+        answer("READ_RESP_MIDDLE", &data, 3),
+    ]);
+    s.expect(&["READ_REQUEST 001002 va=5800 rkey=77 len=3072"]);
+    // What was held back comes, and the first packet of the second piece with it: both of the first attempt.
+    s.recv_all([
+        answer("READ_RESP_MIDDLE", &data, 2),
+        answer("READ_RESP_MIDDLE", &data, 3),
+        answer("READ_RESP_LAST", &data, 4),
+        answer("READ_RESP_FIRST", &data, 5),
+    ]);
+    s.expect(&["READ_REQUEST 001006 va=6800 rkey=77 len=4096"]);
+    // The answer to the rest of the second piece begins with FIRST, too.
+    s.recv_all([
+        answer("READ_RESP_FIRST", &data, 6),
+        answer("READ_RESP_MIDDLE", &data, 7),
+        answer("READ_RESP_MIDDLE", &data, 8),
+        answer("READ_RESP_LAST", &data, 9),
+    ]);
+    s.expect(&["READ_REQUEST 00100a va=7800 rkey=77 len=2058"]);
+    s.recv_all([
+        answer("READ_RESP_FIRST", &data, 10),
+        answer("READ_RESP_MIDDLE", &data, 11),
+        answer("READ_RESP_LAST", &data, 12),
+    ]);
+    assert_eq!((s.results(), s.bytes(0, data.len())), (vec![(1, Success)], data));
+    assert_eq!(s.engine.in_flight(), (0, 0));
+}
+
+#[test]
 fn each_piece_counts_as_a_read_in_flight() {
     let mut s = small_window();
     // One piece fits the window four times; two may be in flight.

@@ -480,8 +480,8 @@ fn an_observer_is_told_of_each_step_of_a_datagram() {
     let steps: Vec<_> = told
         .iter()
         .filter_map(|(_, event)| match event {
-            NicEvent::Fetched { wqe, psns, first_psn, .. } => {
-                Some(("fetched", *first_psn, (wqe.wr_id + u64::from(*psns)) as usize))
+            NicEvent::Fetched { wqe, psns: 1, first_psn, .. } if wqe.wr_id == 5 => {
+                Some(("fetched", *first_psn, usize::try_from(wqe.length).unwrap()))
             }
             NicEvent::Gathered { psn, bytes, offset: 0, .. } => Some(("gathered", *psn, *bytes)),
             NicEvent::Scattered { psn, bytes, offset: 0, .. } => Some(("scattered", *psn, *bytes)),
@@ -492,7 +492,7 @@ fn an_observer_is_told_of_each_step_of_a_datagram() {
     assert_eq!(
         steps,
         [
-            ("fetched", 0x1000, 6),
+            ("fetched", 0x1000, 100),
             ("gathered", 0x1000, 100),
             ("sent", 0x1000, 100),
             ("scattered", RQ, 100)
