@@ -63,6 +63,7 @@
 //! # Features
 //! - `udp` (default): devices on real networks, `soft:lo` and `soft:IFACE`. Linux. Without it the simulation
 //!   remains, on any platform.
+//! - `proptest`: strategies for faults of a simulated network, [`sim`]`::strategies`.
 //! - `serde`: `Serialize` and `Deserialize` for what programs tell each other.
 //! - `unstable-internals`: the layers below the verbs, without any promise.
 

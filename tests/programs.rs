@@ -71,9 +71,14 @@ fn without_privileges_and_without_locked_memory() {
 fn kv_store() {
     let Some(mut command) = example("kv_store") else { return };
     // Ten thousand take a minute, optimised.
-    command.arg(if cfg!(debug_assertions) { "100" } else { "10000" });
+    command.args(["--seeds", if cfg!(debug_assertions) { "100" } else { "10000" }]);
     let said = Running::start(&mut command).finish().ok();
     assert!(said.contains("as it comes: seed") && said.contains("and another from byte"), "{said}");
+    // What is needed to look at it: how to run it again, the packets, the capture.
+    assert!(said.contains("repeat with: SOFTROCE_SEED="), "{said}");
+    assert!(said.contains("RC_READ_RESP_MIDDLE") && said.contains("RC_WRITE_LAST"), "{said}");
+    let capture = said.lines().find_map(|line| line.strip_prefix("packets: ")).unwrap();
+    assert!(PathBuf::from(capture).is_file(), "{capture}");
     assert!(said.contains("seeds, and every entry was put by somebody"), "{said}");
 }
 

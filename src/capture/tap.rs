@@ -10,6 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 
 use super::Writer;
+use super::writer::envelope;
 use crate::net::{PortCaps, RxMeta, Transmit};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch};
 use crate::time::Instant;
@@ -170,22 +171,7 @@ fn received(meta: &RxMeta, datagram: &[u8]) -> Envelope {
         let ip = IpFields::new(path.src, path.dst, 0, df, path.src_port);
         ip.and_then(|ip| icrc::recover_ident(&ip, datagram)).unwrap_or(meta.gro_index)
     });
-    Envelope {
-        src: path.src,
-        dst: path.dst,
-        src_port: path.src_port,
-        traffic_class: path.traffic_class,
-        hop_limit: path.hop_limit,
-        flow_label: path.flow_label,
-        ident,
-        df,
-    }
-}
-
-/// The IP fields of a datagram that was sent.
-fn sent(transmit: &Transmit, ident: u16) -> Envelope {
-    let meta = RxMeta { path: transmit.path, ident: Some(ident), df: Some(true), gro_index: 0 };
-    received(&meta, &[])
+    Envelope { df, ..envelope(path, ident) }
 }
 
 impl<P: Port, W: Write + Send> Port for Tap<P, W> {
@@ -222,7 +208,7 @@ impl<P: Port, W: Write + Send> Port for Tap<P, W> {
         });
         let mut added = 0;
         for (transmit, ident, datagram) in self.staged.gone(tx) {
-            let (envelope, comment) = (sent(transmit, ident), comment.as_deref());
+            let (envelope, comment) = (envelope(&transmit.path, ident), comment.as_deref());
             record(&mut self.writer, &mut self.uncaptured, time, &envelope, datagram, comment);
             added += 1;
         }

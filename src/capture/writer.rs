@@ -160,8 +160,8 @@ impl<W: Write> fmt::Debug for Writer<W> {
     }
 }
 
-/// The fields of a frame along `path`.
-fn envelope(path: &Path, ident: u16) -> Envelope {
+/// The fields of a frame along `path`, not to be fragmented.
+pub(super) const fn envelope(path: &Path, ident: u16) -> Envelope {
     Envelope {
         src: path.src,
         dst: path.dst,

@@ -10,12 +10,14 @@ use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
 use super::event::{AsyncEvent, MAX_EVENTS};
 use super::index::SrqTable;
+use super::qp::{scatter_by, scatter_into};
 use super::status::WcStatus;
-use super::trace::{NicEvent, Observer};
+use super::trace::NicEvent;
+use super::watch::{Placed, Watch};
 use super::window::{WindowId, Windows};
-use crate::mem::{Access, AccessError, DmaSlice, MrTable, PdId};
+use crate::mem::{Access, AccessError, DmaSlice, MrTable, PdId, Sge};
 use crate::net::PortCaps;
-use crate::queue::{CqProducer, Cqe};
+use crate::queue::{CqProducer, Cqe, CqeKind};
 use crate::time::{Duration, Instant};
 use crate::wire::num::{Qpn, Rkey};
 
@@ -54,7 +56,7 @@ pub(crate) struct Common {
     flush_left: u64,
     flush_at: Instant,
     /// Who is told of each thing that happens, if anybody is.
-    pub(super) observer: Option<Box<dyn Observer>>,
+    pub(super) watch: Option<Box<Watch>>,
 }
 
 /// Bytes that FLUSHes for persistence write back at one instant of the engine's time, all together: a driver reads
@@ -83,7 +85,7 @@ impl Common {
             now: Instant::ZERO,
             flush_left: FLUSH_BYTES,
             flush_at: Instant::ZERO,
-            observer: None,
+            watch: None,
         }
     }
 
@@ -94,16 +96,85 @@ impl Common {
     /// Tells the observer, if there is one: what `event` makes is made only then. `None`: nothing to tell.
     #[inline]
     pub(crate) fn observe<E: Into<Option<NicEvent>>>(&mut self, event: impl FnOnce() -> E) {
-        if self.observer.is_some() {
+        if self.is_watched() {
             self.tell(event().into());
         }
     }
 
+    /// Whether anybody stands beside the engine.
+    #[inline]
+    pub(crate) const fn is_watched(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Changes who stands there.
+    pub(super) fn watch(&mut self, change: impl FnOnce(&mut Watch)) {
+        let mut watch = self.watch.take().unwrap_or_default();
+        change(&mut watch);
+        self.watch = (!watch.is_empty()).then_some(watch);
+    }
+
     #[cold]
     fn tell(&mut self, event: Option<NicEvent>) {
-        if let (Some(observer), Some(event)) = (&mut self.observer, event) {
-            observer.observe(self.now, event);
+        if let (Some(watch), Some(event)) = (&mut self.watch, event) {
+            watch.tell(self.now, event, &self.mrs);
         }
+    }
+
+    /// The status that a completion gets instead of success, if somebody wants that.
+    #[cold]
+    pub(crate) fn judge(&mut self, qpn: u32, kind: CqeKind) -> Option<WcStatus> {
+        self.watch.as_mut()?.judge.as_mut()?.judge(qpn, kind)
+    }
+
+    /// Has everything land that lands late.
+    pub(crate) fn land_all(&mut self) {
+        let Self { watch, mrs, .. } = self;
+        if let Some(late) = watch.as_mut().and_then(|w| w.late.as_mut()) {
+            late.land_all(mrs);
+        }
+    }
+
+    /// Places what a peer's WRITE brings, late if bytes land late.
+    #[cold]
+    pub(crate) fn place(
+        &mut self,
+        (pd, qpn): (PdId, Qpn),
+        rkey: Rkey,
+        va: u64,
+        payload: &[u8],
+    ) -> Placed {
+        let (len, need) = (payload.len() as u64, Access::REMOTE_WRITE);
+        self.remote((pd, qpn), rkey, va, len, need)?;
+        let Self { watch, mrs, now, .. } = self;
+        match watch.as_mut().and_then(|w| w.late.as_mut()) {
+            Some(late) => {
+                let place = mrs.remote_place((pd, qpn), rkey, va, len, need)?;
+                late.hold(*now, mrs, place, payload);
+            }
+            None => mrs.remote(pd, qpn, rkey, va, len, need)?.write_from(0, payload),
+        }
+        Ok(())
+    }
+
+    /// Distributes what answers a READ into a list of buffers, from `offset` on; late if bytes land late.
+    #[cold]
+    pub(crate) fn scatter(
+        &mut self,
+        pd: PdId,
+        list: impl Iterator<Item = Sge>,
+        offset: usize,
+        src: &[u8],
+    ) -> Placed {
+        let Self { watch, mrs, now, .. } = self;
+        let Some(late) = watch.as_mut().and_then(|w| w.late.as_mut()) else {
+            return scatter_into(mrs, pd, list, offset, src);
+        };
+        scatter_by(list, offset, src, |sge, skip, bytes| {
+            let place = mrs.local_place(pd, sge, Access::LOCAL_WRITE)?;
+            late.hold(*now, mrs, place.skip(skip), bytes);
+            Ok(())
+        })
     }
 
     /// What a peer's request reaches, as [`MrTable::remote`] says it.
@@ -116,7 +187,7 @@ impl Common {
         len: u64,
         need: Access,
     ) -> Result<DmaSlice<'_>, AccessError> {
-        if self.observer.is_some() {
+        if self.is_watched() {
             let refused = self.mrs.remote(pd, qpn, rkey, va, len, need).err();
             let (qpn, pd, rkey) = (qpn.raw(), pd.0, rkey.0);
             self.tell(Some(NicEvent::Checked { qpn, pd, rkey, va, len, need, refused }));

@@ -64,6 +64,13 @@ impl EngineConfig {
     }
 }
 
+/// Entries of a partition table behind the default one. `None`: more than there is room for, or one is no key (its
+/// lower 15 bits are 0).
+pub fn partitions(keys: &[u16]) -> Option<Vec<Pkey>> {
+    let fits = keys.len() < MAX_PKEYS && keys.iter().all(|key| key & 0x7fff != 0);
+    fits.then(|| keys.iter().copied().map(Pkey).collect())
+}
+
 /// Most entries of the partition table.
 pub const MAX_PKEYS: usize = 128;
 /// Most slots of a send or receive queue.

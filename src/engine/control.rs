@@ -4,15 +4,19 @@
 //! `Busy`. Nothing that was destroyed can be reached by a number it had.
 
 use std::collections::btree_map::Entry;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::Engine;
 use super::cause::Cause;
 use super::cc::CongestionControl;
+use super::common::Common;
 use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
+use super::event::AsyncEvent;
 use super::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
 use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, Receives, state};
+use super::trace::NicEvent;
 use crate::mem::Access;
 use crate::mem::{IovaChoice, MemError, MwKind, PdId, Region, Registered};
 use crate::net::{Path, SrcPort, flow_port};
@@ -104,6 +108,7 @@ impl Engine {
     /// # Errors
     /// `EBUSY`: memory windows are bound to it.
     pub fn deregister(&mut self, pd: PdId, lkey: Lkey) -> Result<Arc<Region>, MemError> {
+        self.common.land_all();
         let region = self.common.mrs.deregister(lkey)?;
         self.release_pd(pd);
         Ok(region)
@@ -295,6 +300,7 @@ impl Engine {
         attr: &QpAttr,
     ) -> Result<(), Cause> {
         self.common.now = now;
+        self.common.land_all();
         let port_mtu = self.common.caps.path_mtu();
         let pkey = attr.pkey_index.map(|index| self.pkey(index));
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
@@ -367,7 +373,7 @@ impl Engine {
         }
         let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
         match (from, to) {
-            (QpState::Init, QpState::Rtr) => qp.start_responder(),
+            (QpState::Init, QpState::Rtr) => connect(qp, &mut self.common),
             (QpState::Rtr, QpState::Rts) => qp.start_requester(),
             // What was posted while the queue stood still fails, as it would have by itself.
             (QpState::Sqe, QpState::Rts) => qp.flush_sends(&mut self.common),
@@ -461,6 +467,7 @@ impl Engine {
     /// # Errors
     /// `EINVAL`: it is gone already.
     pub fn destroy_qp(&mut self, handle: QpHandle) -> Result<(), Cause> {
+        self.common.land_all();
         let mut qp = self.qps.remove(handle).ok_or_else(|| gone("queue pair"))?;
         self.groups.leave_all(handle);
         qp.leave_windows(&mut self.common);
@@ -495,6 +502,58 @@ impl Engine {
         Psn::new(self.random())
     }
 
+    /// The connections that there are: number of the queue pair, that of its peer, and where the peer is.
+    pub fn connections(&mut self) -> Vec<(u32, u32, IpAddr)> {
+        let slots = 0..u32::try_from(self.qps.slots()).unwrap_or(u32::MAX);
+        let mut all = Vec::new();
+        for slot in slots {
+            if let Some(qp) = self.qps.at(slot)
+                && qp.kind != QpType::Ud
+                && !matches!(qp.state, QpState::Reset | QpState::Init)
+            {
+                all.push((qp.qpn.raw(), qp.dest_qp.raw(), qp.path.dst));
+            }
+        }
+        all
+    }
+
+    /// Has a queue pair fail by itself: it goes to ERR, and an event says so.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such queue pair.
+    pub fn fail_qp(&mut self, now: Instant, qpn: u32) -> Result<(), Cause> {
+        self.common.now = now;
+        for slot in 0..u32::try_from(self.qps.slots()).unwrap_or(u32::MAX) {
+            if let Some(qp) = self.qps.at(slot)
+                && qp.qpn.raw() == qpn
+            {
+                if qp.can_fail() {
+                    qp.enter_err(&mut self.common);
+                }
+                self.common.event(AsyncEvent::QpFatal { qpn });
+                self.settle();
+                self.schedule(slot);
+                return Ok(());
+            }
+        }
+        Err(gone("queue pair"))
+    }
+
+    /// Has a completion queue fail as if it had overrun.
+    ///
+    /// # Errors
+    /// `EINVAL`: there is no such queue.
+    pub fn fail_cq(&mut self, now: Instant, cq: u32) -> Result<(), Cause> {
+        self.common.now = now;
+        let slot = self.common.cq(cq).ok_or_else(|| gone("completion queue"))?;
+        slot.producer.fail();
+        if !std::mem::replace(&mut slot.dead, true) {
+            self.common.overrun.push(cq);
+        }
+        self.settle();
+        Ok(())
+    }
+
     /// Counts asynchronous events that found no place with those who want them.
     pub fn count_lost_events(&mut self, events: u64) {
         self.common.counters.add(Counter::EventsLost, events);
@@ -509,6 +568,14 @@ impl Engine {
     pub fn count_dropped(&mut self, packets: u64) {
         self.common.counters.add(Counter::DropDestroyed, packets);
     }
+}
+
+/// The transition to RTR: a queue pair has a peer, unless it is for datagrams.
+fn connect(qp: &mut Qp, c: &mut Common) {
+    qp.start_responder();
+    let (qpn, dest_qpn, peer) = (qp.qpn.raw(), qp.dest_qp.raw(), qp.path.dst);
+    let is_connection = qp.kind != QpType::Ud;
+    c.observe(|| is_connection.then_some(NicEvent::Connected { qpn, dest_qpn, peer }));
 }
 
 /// Sets the attributes; their values were checked.

@@ -38,6 +38,7 @@ pub mod status;
 mod tests;
 mod timer;
 pub mod trace;
+pub mod watch;
 pub mod window;
 
 use std::collections::{BTreeMap, VecDeque};
@@ -63,6 +64,7 @@ use mcast::Groups;
 use qp::Turn;
 use timer::Wheel;
 use trace::{NicEvent, Observer, PacketBrief};
+use watch::{Judge, Late};
 
 use crate::mem::{MrTable, PdId};
 use crate::net::{Ident, PortCaps, Transmit};
@@ -146,7 +148,31 @@ impl Engine {
 
     /// Has `observer` told of each thing that happens from now on; `None`: nobody any more.
     pub fn set_observer(&mut self, observer: Option<Box<dyn Observer>>) {
-        self.common.observer = observer;
+        self.common.watch(|w| w.observer = observer);
+    }
+
+    /// Has `judge` asked about each completion that would be successful; `None`: nobody any more.
+    pub fn set_judge(&mut self, judge: Option<Box<dyn Judge>>) {
+        self.common.watch(|w| w.judge = judge);
+    }
+
+    /// Has bytes land late from now on; `None`: at once again. What is on its way lands now.
+    pub fn set_late(&mut self, late: Option<Late>) {
+        self.common.land_all();
+        self.common.watch(|w| w.late = late);
+    }
+
+    /// Time has passed: lets bytes land whose time has come.
+    pub fn land(&mut self, now: Instant) {
+        let Common { watch, mrs, .. } = &mut self.common;
+        if let Some(late) = watch.as_mut().and_then(|w| w.late.as_mut()) {
+            late.land(now, mrs);
+        }
+    }
+
+    /// When bytes land next.
+    pub fn next_landing(&self) -> Option<Instant> {
+        self.common.watch.as_ref()?.late.as_ref()?.next()
     }
 
     /// What the port can do.
@@ -293,7 +319,7 @@ impl Engine {
         } else if self.common.caps.ident == Ident::Chosen {
             self.next_ident = self.next_ident.wrapping_add(u16::try_from(count).unwrap_or(0));
         }
-        if self.common.observer.is_some() {
+        if self.common.is_watched() {
             let size = transmit.segment_size.map_or(transmit.len, usize::from);
             for datagram in buf[..transmit.len].chunks(size.max(1)) {
                 self.common.observe(|| PacketBrief::of(datagram).map(NicEvent::Sent));

@@ -6,6 +6,7 @@
 //! from inside the engine: it must be quick, and cannot call back.
 
 use std::fmt;
+use std::net::IpAddr;
 
 use super::cc::Loss;
 use super::status::WcStatus;
@@ -120,6 +121,15 @@ impl WqeBrief {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NicEvent {
+    /// A queue pair was connected: it can receive from now on.
+    Connected {
+        /// Its number.
+        qpn: u32,
+        /// That of its peer.
+        dest_qpn: u32,
+        /// Where that is.
+        peer: IpAddr,
+    },
     /// It learnt that there is something in a send queue.
     Doorbell {
         /// Number of the queue pair.

@@ -79,6 +79,31 @@ pub enum When {
     Chance(f64),
 }
 
+impl When {
+    /// Whether it can be.
+    ///
+    /// # Errors
+    /// A probability that is none; a count from 0.
+    pub fn check(self) -> Result<(), FabricError> {
+        match self {
+            Self::Chance(p) => check_probability("chance", p),
+            Self::Nth(0) | Self::Every(0) => Err(FabricError::Ordinal),
+            _ => Ok(()),
+        }
+    }
+
+    /// Whether the `seen`th is one of them.
+    pub(crate) fn selects(self, seen: u64, rng: &mut ChaCha8Rng) -> bool {
+        match self {
+            Self::Always => true,
+            Self::First(n) => seen <= n,
+            Self::Nth(n) => seen == n,
+            Self::Every(n) => seen.is_multiple_of(n),
+            Self::Chance(p) => chance(rng, p),
+        }
+    }
+}
+
 /// What a rule does to a packet that it selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
@@ -198,11 +223,7 @@ impl Rules {
     }
 
     pub(super) fn add(&mut self, rule: Rule, seeds: &Seeds) -> Result<RuleId, FabricError> {
-        match rule.when {
-            When::Chance(p) => check_probability("chance", p)?,
-            When::Nth(0) | When::Every(0) => return Err(FabricError::Ordinal),
-            _ => {}
-        }
+        rule.when.check()?;
         let id = RuleId(self.added);
         self.added += 1;
         let rng = seeds.derive("rule", id.0).rng();
@@ -231,14 +252,7 @@ impl Rules {
                 continue;
             }
             count.seen += 1;
-            let selected = match rule.when {
-                When::Always => true,
-                When::First(n) => count.seen <= n,
-                When::Nth(n) => count.seen == n,
-                When::Every(n) => count.seen.is_multiple_of(n),
-                When::Chance(p) => chance(rng, p),
-            };
-            if selected {
+            if rule.when.selects(count.seen, rng) {
                 count.hits += 1;
                 return Some((rule.action, rng));
             }

@@ -15,9 +15,9 @@ use super::fault::{self, Action};
 use super::link::{frame_len, ip_len, later};
 use super::queue::{Node, Pipe};
 use super::store::{Notes, PacketId, Stored};
-use super::tap::Verdict;
+use super::tap::{Packet, Verdict};
 use super::trace::Fate;
-use super::{Direction, Event, Fabric, as_v6, id as host_id, pipe_of};
+use super::{Direction, Event, Fabric, Tap, as_v6, id as host_id, pipe_of};
 
 impl Fabric {
     /// A packet comes to the near end of a pipe, to enter it after `wait`. Whatever may be wrong with the
@@ -175,7 +175,38 @@ impl Fabric {
         let packet = self.store.get_mut(id);
         packet.to = Some(to);
         packet.pipe = pipe_of(to, Direction::Down);
-        let verdict = self.ask_tap(id, to);
+        if self.tap.is_some() || !self.untold.is_empty() {
+            self.untold.push_back((id, to));
+        } else {
+            self.apply_rules(id, to);
+        }
+    }
+
+    /// Gives the tap out, with a copy of the packet for it; `None`: there is none any more.
+    pub(super) fn show(&mut self, id: PacketId, to: usize) -> Option<(Tap, Packet, u64)> {
+        let tap = self.tap.take()?;
+        let packet = self.store.get(id);
+        let mut copy = std::mem::replace(&mut self.tapped, Packet::empty());
+        copy.bytes.clear();
+        copy.bytes.extend_from_slice(&packet.bytes);
+        (copy.path, copy.ident) = (packet.path, packet.ident);
+        (copy.from, copy.to, copy.at) = (packet.from, to, self.now);
+        Some((tap, copy, self.tap_turn))
+    }
+
+    /// Takes back what [`show`](Self::show) gave out. Another tap may have come meanwhile: then the old one is
+    /// returned.
+    pub(super) fn shown(&mut self, tap: Tap, copy: Packet, turn: u64) -> Option<Tap> {
+        self.tapped = copy;
+        if turn != self.tap_turn {
+            return Some(tap);
+        }
+        self.tap = Some(tap);
+        None
+    }
+
+    /// Does with a packet at the switch what the tap has decided.
+    pub(super) fn decide(&mut self, id: PacketId, to: usize, verdict: Verdict) {
         match verdict {
             Verdict::Pass => self.apply_rules(id, to),
             Verdict::Drop => self.drop_packet(id, Fate::Tapped, to),
@@ -190,18 +221,6 @@ impl Fabric {
                 self.forward(id, Duration::ZERO);
             }
         }
-    }
-
-    /// What the tap says, having seen a copy.
-    fn ask_tap(&mut self, id: PacketId, to: usize) -> Verdict {
-        let Some(tap) = &mut self.tap else { return Verdict::Pass };
-        let packet = self.store.get(id);
-        let copy = &mut self.tapped;
-        copy.bytes.clear();
-        copy.bytes.extend_from_slice(&packet.bytes);
-        (copy.path, copy.ident) = (packet.path, packet.ident);
-        (copy.from, copy.to, copy.at) = (packet.from, to, self.now);
-        tap(copy)
     }
 
     fn apply_rules(&mut self, id: PacketId, to: usize) {

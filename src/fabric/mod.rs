@@ -85,6 +85,7 @@ pub use counters::HostCounters;
 pub use fault::{Action, Class, Rule, RuleHits, RuleId, When};
 pub use link::Link;
 pub use port::FabricPort;
+pub use store::Notes;
 pub use tap::{Packet, Verdict};
 pub use trace::{PacketSink, Passage, Watcher};
 
@@ -168,7 +169,29 @@ enum Event {
     Free(u32),
 }
 
-type Tap = Box<dyn FnMut(&mut Packet) -> Verdict + Send>;
+/// Is shown each packet at the switch, and decides about it.
+pub type Tap = Box<dyn FnMut(&mut Packet) -> Verdict + Send>;
+
+/// A tap that looks at a packet while the network is not locked. Dropped, it has decided.
+struct Asked<'a> {
+    fabric: &'a Mutex<Fabric>,
+    id: PacketId,
+    host: usize,
+    verdict: Verdict,
+    /// The tap, the copy that it works on, and whose turn it was.
+    tap: Option<(Tap, Packet, u64)>,
+}
+
+impl Drop for Asked<'_> {
+    fn drop(&mut self) {
+        let mut fabric = self.fabric.lock();
+        let gone = self.tap.take().and_then(|(tap, copy, turn)| fabric.shown(tap, copy, turn));
+        fabric.decide(self.id, self.host, self.verdict);
+        drop(fabric);
+        // What it held may lead back to the network.
+        drop(gone);
+    }
+}
 
 /// A network of hosts on one switch.
 pub struct Fabric {
@@ -185,8 +208,12 @@ pub struct Fabric {
     groups: BTreeMap<u128, Vec<usize>>,
     rules: Rules,
     tap: Option<Tap>,
+    /// Changes with each tap that is set or removed: one that runs meanwhile is not put back.
+    tap_turn: u64,
     /// The copy that a tap works on.
     tapped: Packet,
+    /// Packets at the switch that the tap has not seen yet, and where they go.
+    untold: VecDeque<(PacketId, usize)>,
     trace: Trace,
     woken: Vec<HostId>,
     /// Packets in inboxes: arrived, not yet received.
@@ -225,7 +252,9 @@ impl Fabric {
             groups: BTreeMap::new(),
             rules: Rules::new(),
             tap: None,
+            tap_turn: 0,
             tapped: Packet::empty(),
+            untold: VecDeque::new(),
             trace: Trace::new(),
             woken: Vec::new(),
             inboxed: 0,
@@ -378,6 +407,23 @@ impl Fabric {
         Ok(())
     }
 
+    /// A host loses its power: its cable goes dead, it leaves its multicast groups, and what it has not yet taken
+    /// from its inbox is gone.
+    ///
+    /// # Errors
+    /// If there is no such host.
+    pub fn power_off(&mut self, host: HostId) -> Result<(), FabricError> {
+        self.set_up(host, false)?;
+        let index = host.index();
+        while let Some(id) = self.hosts[index].inbox.pop_front() {
+            self.store.remove(id);
+            self.inboxed -= 1;
+        }
+        self.groups.values_mut().for_each(|members| members.retain(|&member| member != index));
+        self.groups.retain(|_, members| !members.is_empty());
+        Ok(())
+    }
+
     /// Whether a host's cable is plugged in.
     ///
     /// # Errors
@@ -401,14 +447,17 @@ impl Fabric {
     }
 
     /// Sends from a host: each segment of `bytes` as a packet of its own, segment `k` over IPv4 with
-    /// identification `t.ident + k`. Moves the time of the network to `now` if it lies behind.
+    /// identification `t.ident + k`. Moves the time of the network to `now` if it lies behind; at the network's own
+    /// time nothing else happens, so a host may send while a tap looks at a packet.
     ///
     /// Never refuses: see [`has_room`](Self::has_room).
     ///
     /// # Panics
     /// If `host` is not of this fabric.
     pub fn send(&mut self, now: Instant, host: HostId, t: &Transmit, bytes: &[u8]) {
-        self.advance(now);
+        if now > self.now {
+            self.advance(now);
+        }
         let index = host.index();
         let bytes = &bytes[..t.len.min(bytes.len())];
         let size = t.segment_size.map_or(bytes.len(), usize::from).max(1);
@@ -445,7 +494,43 @@ impl Fabric {
 
     /// Lets everything happen up to `to` and at `to`.
     pub fn advance(&mut self, to: Instant) {
-        while let Some((at, event)) = self.events.pop_until(to) {
+        while let Some((id, host)) = self.advance_to_tap(to) {
+            let verdict = match self.show(id, host) {
+                Some((mut tap, mut copy, turn)) => {
+                    let verdict = tap(&mut copy);
+                    self.shown(tap, copy, turn);
+                    verdict
+                }
+                None => Verdict::Pass,
+            };
+            self.decide(id, host, verdict);
+        }
+    }
+
+    /// The same for a shared network, which is not locked while the tap runs: what a tap calls, and what goes with
+    /// the things that it drops, may come back here. It must not move time.
+    pub fn advance_shared(fabric: &Mutex<Self>, to: Instant) {
+        loop {
+            let mut locked = fabric.lock();
+            let Some((id, host)) = locked.advance_to_tap(to) else { return };
+            // Also if the tap panics, the packet goes on.
+            let mut asked = Asked { fabric, id, host, verdict: Verdict::Pass, tap: None };
+            asked.tap = locked.show(id, host);
+            drop(locked);
+            if let Some((tap, copy, _)) = &mut asked.tap {
+                asked.verdict = tap(copy);
+            }
+        }
+    }
+
+    /// Lets everything happen up to `to` and at `to`, or until a packet is at the switch that the tap must see: says
+    /// which, and to which host it goes.
+    fn advance_to_tap(&mut self, to: Instant) -> Option<(PacketId, usize)> {
+        loop {
+            if let Some(untold) = self.untold.pop_front() {
+                return Some(untold);
+            }
+            let Some((at, event)) = self.events.pop_until(to) else { break };
             self.now = self.now.max(at);
             match event {
                 Event::Arrive(id) => self.arrive(id),
@@ -454,6 +539,7 @@ impl Fabric {
             }
         }
         self.now = self.now.max(to);
+        None
     }
 
     /// The time of the network: up to it everything has happened.
@@ -508,13 +594,19 @@ impl Fabric {
 
     /// Shows each packet that reaches the switch and has a receiver to `tap`, in the order of the switch,
     /// before rules and faults. Replaces the tap that was there.
-    pub fn tap(&mut self, tap: Box<dyn FnMut(&mut Packet) -> Verdict + Send>) {
-        self.tap = Some(tap);
+    pub fn tap(&mut self, tap: Tap) {
+        self.set_tap(Some(tap));
     }
 
-    /// Removes the tap.
+    /// Removes the tap. One that runs meanwhile has seen its last packet.
     pub fn untap(&mut self) {
-        self.tap = None;
+        self.set_tap(None);
+    }
+
+    /// Gives back the tap that was there: dropping it may lead back here, so that is not done under a lock.
+    pub(crate) fn set_tap(&mut self, tap: Option<Tap>) -> Option<Tap> {
+        self.tap_turn += 1;
+        std::mem::replace(&mut self.tap, tap)
     }
 
     /// Adds a rule, behind those that are there. Rules see what the tap passes.

@@ -19,9 +19,9 @@ const CLASSES: usize = 11;
 pub(super) struct PacketId(u32);
 
 bitflags::bitflags! {
-    /// What happened to a packet on its way, beside arriving.
+    /// What happened to a packet on its way, beside arriving or not.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-    pub(super) struct Notes: u8 {
+    pub struct Notes: u8 {
         /// Bits have flipped.
         const CORRUPTED = 1 << 0;
         /// This is the second copy.

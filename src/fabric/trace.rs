@@ -55,6 +55,8 @@ pub struct Passage<'a> {
     pub arrival: Option<Instant>,
     /// Why not.
     pub dropped: Option<&'static str>,
+    /// What else happened to it.
+    pub notes: Notes,
     /// Number of the sending host.
     pub from: usize,
     /// Number of the receiving host; `None` if the switch does not know one.
@@ -158,6 +160,7 @@ impl Trace {
                 at,
                 arrival: (arrival != Instant::FAR_FUTURE).then_some(arrival),
                 dropped: fate.comment(),
+                notes: p.notes,
                 from: p.from,
                 to: p.to,
                 path: &p.path,
@@ -166,16 +169,8 @@ impl Trace {
         }
         let Some(sink) = &mut self.sink else { return };
         self.comment.clear();
-        for (note, text) in [
-            (Notes::DUPLICATE, "duplicate"),
-            (Notes::CORRUPTED, "corrupted"),
-            (Notes::HELD, "held back"),
-            (Notes::CHANGED, "changed"),
-            (Notes::MARKED, "congestion experienced"),
-        ] {
-            if p.notes.contains(note) {
-                push_word(&mut self.comment, text);
-            }
+        for text in p.notes.words() {
+            push_word(&mut self.comment, text);
         }
         if let Some(text) = fate.comment() {
             push_word(&mut self.comment, text);
@@ -185,6 +180,20 @@ impl Trace {
             self.outcome = Err(e);
             self.sink = None;
         }
+    }
+}
+
+impl Notes {
+    /// What happened, in words.
+    pub fn words(self) -> impl Iterator<Item = &'static str> {
+        let words = [
+            (Self::DUPLICATE, "duplicate"),
+            (Self::CORRUPTED, "corrupted"),
+            (Self::HELD, "held back"),
+            (Self::CHANGED, "changed"),
+            (Self::MARKED, "congestion experienced"),
+        ];
+        words.into_iter().filter_map(move |(note, word)| self.contains(note).then_some(word))
     }
 }
 

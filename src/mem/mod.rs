@@ -14,6 +14,7 @@
 //!
 //! This module knows no packets.
 
+pub mod place;
 pub mod raw;
 pub mod region;
 pub mod table;

@@ -53,7 +53,7 @@ pub struct Registered {
 
 /// A registered region.
 pub(super) struct Mr {
-    lkey: Lkey,
+    pub(super) lkey: Lkey,
     rkey: Rkey,
     pub(super) pd: PdId,
     pub(super) access: Access,

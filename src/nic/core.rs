@@ -10,7 +10,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use super::notify::{CqNotify, EventQueue};
-use crate::engine::{Acks, AsyncEvent, Engine, Event, QpHandle};
+use crate::engine::{Acks, AsyncEvent, Cause, Engine, Event, QpHandle};
 use crate::net::PortCaps;
 use crate::port::{Health, Port, RxBatch, TxBatch};
 use crate::time::{Duration, Instant};
@@ -306,7 +306,57 @@ impl Core {
 
     /// When the engine wants to be called, exactly. (A simulated network says when it takes more.)
     pub(super) fn next_exact(&self) -> Instant {
-        self.engine.poll_timeout().unwrap_or(Instant::FAR_FUTURE)
+        let timer = self.engine.poll_timeout();
+        timer.into_iter().chain(self.engine.next_landing()).min().unwrap_or(Instant::FAR_FUTURE)
+    }
+
+    /// Its host is dead: nothing that is staged leaves, nothing is received any more.
+    pub(super) fn halt(&mut self) {
+        self.broken = true;
+        self.tx.consume(usize::MAX);
+    }
+
+    /// Raises an event that nothing has caused, with what a device would do besides: the queue pairs that it is about
+    /// go to ERR, a device that failed moves nothing any more.
+    pub(super) fn raise(&mut self, now: Instant, event: AsyncEvent) -> Result<(), Cause> {
+        let gone = |what: &str| Cause::Invalid { what: format!("the device has no {what}").into() };
+        match event {
+            AsyncEvent::CqErr { cq } => {
+                self.cq_owners.get(&cq).ok_or_else(|| gone("such completion queue"))?;
+                self.engine.fail_cq(now, cq)
+            }
+            AsyncEvent::QpFatal { qpn } => self.engine.fail_qp(now, qpn),
+            AsyncEvent::QpReqErr { qpn }
+            | AsyncEvent::QpAccessErr { qpn }
+            | AsyncEvent::CommEst { qpn }
+            | AsyncEvent::SqDrained { qpn }
+            | AsyncEvent::LastWqe { qpn }
+            | AsyncEvent::PathMig { qpn }
+                if !self.owners.contains_key(&qpn) =>
+            {
+                Err(gone("such queue pair"))
+            }
+            AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq }
+                if !self.srq_owners.contains_key(&srq) =>
+            {
+                Err(gone("such shared receive queue"))
+            }
+            AsyncEvent::PortActive { port }
+            | AsyncEvent::PortErr { port }
+            | AsyncEvent::GidChange { port }
+                if port != 1 =>
+            {
+                Err(gone("such port: there is only 1"))
+            }
+            AsyncEvent::DeviceFatal => {
+                self.fail();
+                Ok(())
+            }
+            event => {
+                self.tell_event(event);
+                Ok(())
+            }
+        }
     }
 
     /// Sends what a queue pair still has to answer, and drops what the network did not take of it.

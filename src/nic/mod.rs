@@ -13,6 +13,7 @@ pub mod combine;
 mod core;
 pub mod device;
 mod handover;
+pub mod interfere;
 #[cfg(all(test, loom))]
 mod models;
 pub mod notify;
@@ -69,7 +70,13 @@ enum Time {
         #[cfg(all(feature = "udp", target_os = "linux"))]
         port_and_groups: std::sync::OnceLock<std::os::fd::OwnedFd>,
     },
-    Virtual(Arc<VirtualTime>),
+    Virtual {
+        time: Arc<VirtualTime>,
+        /// Number of its host.
+        host: usize,
+        /// The host was killed.
+        dead: AtomicBool,
+    },
 }
 
 /// A NIC. Shared by everything that was made on it.
@@ -132,15 +139,17 @@ impl Nic {
         Ok(Arc::new(Self::build(port, config, rx, time, around)))
     }
 
-    /// A NIC on a simulated network.
+    /// A NIC on a host of a simulated network.
     pub fn simulated(
         port: Box<dyn Port>,
         config: EngineConfig,
         time: Arc<VirtualTime>,
+        host: usize,
     ) -> Arc<Self> {
         // The network hands out single datagrams.
         let rx = RxBatch::new(64, 8 << 10);
-        Arc::new(Self::build(port, config, rx, Time::Virtual(time), Combine::new))
+        let time = Time::Virtual { time, host, dead: AtomicBool::new(false) };
+        Arc::new(Self::build(port, config, rx, time, Combine::new))
     }
 
     fn build(
@@ -190,7 +199,7 @@ impl Nic {
     /// Whether it is part of a simulation.
     pub fn virtual_time(&self) -> Option<&Arc<VirtualTime>> {
         match &self.time {
-            Time::Virtual(time) => Some(time),
+            Time::Virtual { time, .. } => Some(time),
             Time::Real { .. } => None,
         }
     }
@@ -199,7 +208,7 @@ impl Nic {
     pub fn now(&self) -> Instant {
         match &self.time {
             Time::Real { clock, .. } => clock.now(),
-            Time::Virtual(time) => time.now(),
+            Time::Virtual { time, .. } => time.now(),
         }
     }
 
@@ -219,15 +228,19 @@ impl Nic {
         self.origin.is_here()
     }
 
-    /// Refuses calls from where they would deadlock (a tap of the simulation), or do harm (a child process).
+    /// Refuses calls from where they would deadlock (a tap of the simulation), or do harm (a child process), and of a
+    /// simulated host that was killed.
     ///
     /// # Errors
-    /// `EDEADLK`, `ENODEV`.
+    /// `EDEADLK`, `ENODEV`, `EIO`.
     pub fn enter(&self) -> Result<(), Cause> {
         self.check_process()?;
         match &self.time {
             Time::Real { .. } => Ok(()),
-            Time::Virtual(time) => time.enter(),
+            Time::Virtual { time, .. } => {
+                time.enter()?;
+                self.living()
+            }
         }
     }
 
@@ -527,7 +540,10 @@ impl Nic {
                 self.after(By::Poll, report);
                 Ok(())
             }
-            Time::Virtual(time) => time.poll(),
+            Time::Virtual { time, .. } => {
+                self.living()?;
+                time.poll()
+            }
         }
     }
 
@@ -549,7 +565,12 @@ impl Nic {
                     (timeout < Duration::from_secs(1 << 32)).then(|| clock.now() + timeout);
                 Ok(progress.wait(self, waiters, ready, deadline))
             }
-            Time::Virtual(time) => time.wait(ready, timeout),
+            Time::Virtual { time, .. } => {
+                let mut ready = ready;
+                let found = time.wait(|| self.is_dead() || ready(), timeout)?;
+                self.living()?;
+                Ok(found)
+            }
         }
     }
 
@@ -567,7 +588,7 @@ impl Nic {
             Time::Real { progress, .. } => progress
                 .start_thread(Arc::downgrade(self))
                 .map_err(|e| Cause::io(&e, "starting the NIC's thread")),
-            Time::Virtual(_) => Ok(()),
+            Time::Virtual { .. } => Ok(()),
         }
     }
 
@@ -582,6 +603,7 @@ impl Nic {
             Time::Real { progress, .. } if work != Work::Serve => Some(progress.begin_pass()),
             _ => None,
         };
+        self.land(core, now);
         let mut passed = core.pass(now, work);
         // Somebody may ask how long ago the last pass was, and means its end.
         if passed.long && matches!(self.time, Time::Real { .. }) {
@@ -597,7 +619,7 @@ impl Nic {
             self.wakers.lock().append(&mut core.wakers);
             self.has_wakers.store(true, Ordering::Release);
         }
-        if matches!(self.time, Time::Virtual(_)) {
+        if matches!(self.time, Time::Virtual { .. }) {
             self.next.store(core.next_exact().as_nanos(), Ordering::Relaxed);
         }
         passed
@@ -635,6 +657,9 @@ impl Nic {
 
     /// When the engine wants to be called again, as the last pass left it (virtual time).
     fn next_virtual(&self) -> Instant {
+        if self.is_dead() {
+            return Instant::FAR_FUTURE;
+        }
         Instant::from_nanos(self.next.load(Ordering::Relaxed))
     }
 }
@@ -718,7 +743,7 @@ impl Drop for OpenNic {
                 // The thread borrows the NIC only while it makes a pass: after this, nobody does.
                 progress.stop();
             }
-            Time::Virtual(time) => time.forget(&self.0),
+            Time::Virtual { time, .. } => time.forget(&self.0),
         }
     }
 }

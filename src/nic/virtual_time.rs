@@ -5,8 +5,11 @@
 //! *Rules.* Time moves only in [`VirtualTime::step`], called by whoever waits, polls in vain, or runs the
 //! simulation. Events of one instant happen in a fixed order: the network first, then NICs by the number
 //! of their host. The first thread that moves time owns the simulation; another gets `EDEADLK` unless the
-//! simulation was declared shared. A tap runs inside the network and must not call back into it.
+//! simulation was declared shared. A tap runs between two events, without any lock: it may drop objects of the
+//! verbs and set the network up differently, but not call verbs. What the program has scheduled for an instant
+//! comes first in it; that may call verbs, too. Neither may move time.
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::thread::ThreadId;
@@ -14,8 +17,9 @@ use std::thread::ThreadId;
 use parking_lot::Mutex;
 
 use super::Nic;
+use super::interfere::Faults;
 use crate::engine::cause::Cause;
-use crate::fabric::{HostId, SharedFabric};
+use crate::fabric::{Fabric, HostId, SharedFabric};
 use crate::fork::Origin;
 use crate::time::{Duration, Instant};
 
@@ -37,12 +41,31 @@ pub struct VirtualTime {
     hosts: Mutex<Hosts>,
     owner: Mutex<Option<ThreadId>>,
     shared: AtomicBool,
+    /// The thread that is inside the program's code, called from a step.
+    inside: Mutex<Option<(ThreadId, Inside)>>,
     /// The process that made it.
     origin: Origin,
-    /// The thread that is inside a tap.
-    in_tap: Mutex<Option<ThreadId>>,
     /// One driver at a time, where several are allowed.
     driving: Mutex<()>,
+    actions: Mutex<Actions>,
+    /// Faults of the verbs.
+    faults: Arc<Faults>,
+}
+
+/// Code of the program that a step calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inside {
+    /// A tap.
+    Tap,
+    /// Something that was scheduled.
+    Action,
+}
+
+/// What is to be done at some time, in the order in which it was scheduled.
+#[derive(Default)]
+struct Actions {
+    queue: BTreeMap<(Instant, u64), Box<dyn FnOnce() + Send>>,
+    scheduled: u64,
 }
 
 #[derive(Default)]
@@ -61,9 +84,11 @@ impl VirtualTime {
             hosts: Mutex::default(),
             owner: Mutex::new(None),
             shared: AtomicBool::new(false),
+            inside: Mutex::new(None),
             origin: Origin::here(),
-            in_tap: Mutex::new(None),
             driving: Mutex::new(()),
+            actions: Mutex::default(),
+            faults: Arc::default(),
         })
     }
 
@@ -77,9 +102,36 @@ impl VirtualTime {
         Instant::from_nanos(self.now.load(Ordering::Acquire))
     }
 
+    /// Faults of the verbs.
+    pub fn faults(&self) -> &Arc<Faults> {
+        &self.faults
+    }
+
     /// Puts a NIC on the next host. Hosts are numbered as they are added to the network.
     pub fn add(&self, nic: &Arc<Nic>) {
         self.hosts.lock().nics.push(Arc::downgrade(nic));
+    }
+
+    /// Puts another NIC on a host.
+    pub fn replace(&self, host: usize, nic: &Arc<Nic>) {
+        if let Some(place) = self.hosts.lock().nics.get_mut(host) {
+            *place = Arc::downgrade(nic);
+        }
+    }
+
+    /// The host that a NIC is on; `None`: it is on none, or not any more.
+    pub fn host_of(&self, nic: &Nic) -> Option<HostId> {
+        let hosts = self.hosts.lock();
+        let index = hosts.nics.iter().position(|w| std::ptr::eq(w.as_ptr(), nic))?;
+        u32::try_from(index).ok().map(HostId)
+    }
+
+    /// Has something done at a time, before all else that happens then. What lies in the past is done next.
+    pub fn schedule(&self, at: Instant, action: Box<dyn FnOnce() + Send>) {
+        let mut actions = self.actions.lock();
+        actions.scheduled += 1;
+        let key = (at, actions.scheduled);
+        actions.queue.insert(key, action);
     }
 
     /// The NICs that there are, by the number of their host.
@@ -90,17 +142,20 @@ impl VirtualTime {
 
     /// A NIC goes: its host falls silent.
     pub(super) fn forget(&self, nic: &Nic) {
-        let hosts = self.hosts.lock();
-        let index = hosts.nics.iter().position(|w| std::ptr::eq(w.as_ptr(), nic));
-        if let Some(host) = index.and_then(|i| u32::try_from(i).ok()) {
+        if let Some(host) = self.host_of(nic) {
             // It exists: it was added with the NIC.
-            let _ = self.fabric.lock().set_up(HostId(host), false);
+            let _ = self.fabric.lock().set_up(host, false);
         }
     }
 
     /// Lets any thread move time. What happens when depends on the threads from then on.
     pub fn share(&self) {
         self.shared.store(true, Ordering::Relaxed);
+    }
+
+    fn inside(&self) -> Option<Inside> {
+        let me = std::thread::current().id();
+        self.inside.lock().and_then(|(thread, what)| (thread == me).then_some(what))
     }
 
     /// Refuses calls from inside a tap.
@@ -112,25 +167,25 @@ impl VirtualTime {
             let why = "the simulation belongs to the process that made it, and this is a child of that process".into();
             return Err(Cause::NoDevice { why });
         }
-        if *self.in_tap.lock() == Some(std::thread::current().id()) {
+        if self.inside() == Some(Inside::Tap) {
             return Err(Cause::Deadlock {
                 why: "a tap runs inside the network: it may look at the packet and decide, not call verbs \
-                      or the simulation",
+                      or move time",
             });
         }
         Ok(())
     }
 
-    /// Marks the time that a tap runs.
-    pub fn inside_tap<R>(&self, f: impl FnOnce() -> R) -> R {
-        struct Leave<'a>(&'a Mutex<Option<ThreadId>>);
+    /// Runs code of the program, called from a step.
+    pub fn run_inside<R>(&self, what: Inside, f: impl FnOnce() -> R) -> R {
+        struct Leave<'a>(&'a Mutex<Option<(ThreadId, Inside)>>);
         impl Drop for Leave<'_> {
             fn drop(&mut self) {
                 *self.0.lock() = None;
             }
         }
-        *self.in_tap.lock() = Some(std::thread::current().id());
-        let _leave = Leave(&self.in_tap);
+        *self.inside.lock() = Some((std::thread::current().id(), what));
+        let _leave = Leave(&self.inside);
         f()
     }
 
@@ -140,6 +195,11 @@ impl VirtualTime {
     /// `EDEADLK`: another thread does.
     pub fn drive(&self) -> Result<(), Cause> {
         self.enter()?;
+        if self.inside().is_some() {
+            return Err(Cause::Deadlock {
+                why: "what was scheduled with Sim::at runs between two events: it may call verbs, not move time",
+            });
+        }
         if self.shared.load(Ordering::Relaxed) {
             return Ok(());
         }
@@ -170,20 +230,20 @@ impl VirtualTime {
         if next > limit {
             return Step::Beyond;
         }
+        let now = self.now().max(next);
+        // Everything that happens in this step happens now.
+        self.now.store(now.as_nanos(), Ordering::Release);
+        self.act(now);
+        Fabric::advance_shared(&self.fabric, now);
         let mut hosts = self.hosts.lock();
         let Hosts { nics, woken, due } = &mut *hosts;
-        let now = self.now().max(next);
-        {
-            let mut fabric = self.fabric.lock();
-            fabric.advance(now);
-            woken.clear();
-            fabric.take_woken(woken);
-        }
-        self.now.store(now.as_nanos(), Ordering::Release);
+        woken.clear();
+        self.fabric.lock().take_woken(woken);
         due.clear();
         for (index, weak) in nics.iter().enumerate() {
             let Some(nic) = weak.upgrade() else { continue };
-            if nic.next_virtual() <= now || woken.iter().any(|host| host.0 as usize == index) {
+            let is_woken = woken.iter().any(|host| host.index() == index);
+            if nic.next_virtual() <= now || is_woken && !nic.is_dead() {
                 due.push(nic);
             }
         }
@@ -198,13 +258,29 @@ impl VirtualTime {
         Step::Ran
     }
 
+    /// Does what was scheduled up to now.
+    fn act(&self, now: Instant) {
+        loop {
+            let mut actions = self.actions.lock();
+            let Some(entry) = actions.queue.first_entry() else { return };
+            if entry.key().0 > now {
+                return;
+            }
+            let action = entry.remove();
+            drop(actions);
+            self.run_inside(Inside::Action, action);
+        }
+    }
+
     /// When something happens next.
     fn next_event(&self) -> Option<Instant> {
         let hosts = self.hosts.lock();
         let timer = hosts.nics.iter().filter_map(Weak::upgrade).map(|nic| nic.next_virtual()).min();
         let timer = timer.filter(|&t| t != Instant::FAR_FUTURE);
+        drop(hosts);
+        let action = self.actions.lock().queue.keys().next().map(|&(at, _)| at);
         let network = self.fabric.lock().next_event();
-        timer.into_iter().chain(network).min()
+        timer.into_iter().chain(action).chain(network).min()
     }
 
     /// A thread that is inside a NIC may be about to serve a doorbell that another one has left to it: what that
@@ -219,8 +295,8 @@ impl VirtualTime {
     /// Time passes until `t`, with nothing happening. For who drives.
     fn skip_to(&self, t: Instant) {
         if t > self.now() {
-            self.fabric.lock().advance(t);
             self.now.store(t.as_nanos(), Ordering::Release);
+            Fabric::advance_shared(&self.fabric, t);
         }
     }
 

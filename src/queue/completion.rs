@@ -288,6 +288,11 @@ impl CqProducer {
         wanted && self.shared.armed.swap(DISARMED, Ordering::AcqRel) != DISARMED
     }
 
+    /// Takes no more completions, as after an overrun.
+    pub fn fail(&self) {
+        self.shared.overrun.store(true, Ordering::Release);
+    }
+
     /// Changes the number of entries and keeps all completions. `false`, and nothing changed, if they do not fit.
     pub fn resize(&mut self, depth: u32) -> bool {
         let mut consumer = self.shared.poll.lock();

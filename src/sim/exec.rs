@@ -6,13 +6,14 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::future::{Future, poll_fn};
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Wake, Waker};
 
 use parking_lot::Mutex;
 
 use crate::engine::cause::Cause;
+use crate::nic::Nic;
 use crate::nic::virtual_time::{Step, VirtualTime};
 use crate::time::Instant;
 use crate::verbs::{Error, Result};
@@ -35,8 +36,14 @@ pub(super) struct Executor {
     tasks: Mutex<BTreeMap<u64, Entry>>,
 }
 
-/// A task, and what wakes it. The task is taken out while it runs.
-type Entry = (Option<Task>, Arc<Ticket>);
+/// A task. It is taken out while it runs.
+struct Entry {
+    task: Option<Task>,
+    /// What wakes it.
+    ticket: Arc<Ticket>,
+    /// The device that it dies with.
+    host: Option<Weak<Nic>>,
+}
 
 /// What wakes a task: puts it into the queue, once.
 struct Ticket {
@@ -67,15 +74,35 @@ impl Executor {
         Arc::new(Ticket { id, queue: Arc::clone(&self.queue), queued: AtomicBool::new(false) })
     }
 
-    pub(super) fn spawn(&self, f: impl Future<Output = Result<()>> + Send + 'static) {
+    pub(super) fn spawn(
+        &self,
+        f: impl Future<Output = Result<()>> + Send + 'static,
+        host: Option<&Arc<Nic>>,
+    ) {
         let id = {
             let mut queue = self.queue.lock();
             queue.next += 1;
             queue.next
         };
         let ticket = self.ticket(id);
-        self.tasks.lock().insert(id, (Some(Box::pin(f)), Arc::clone(&ticket)));
+        let host = host.map(Arc::downgrade);
+        let entry = Entry { task: Some(Box::pin(f)), ticket: Arc::clone(&ticket), host };
+        self.tasks.lock().insert(id, entry);
         ticket.wake_by_ref();
+    }
+
+    /// Drops the tasks that die with a device. One that runs is dropped when it comes to rest.
+    pub(super) fn bury(&self, nic: &Nic) {
+        let is_of = |e: &Entry| e.host.as_ref().is_some_and(|w| std::ptr::eq(w.as_ptr(), nic));
+        let mut dead = Vec::new();
+        let mut tasks = self.tasks.lock();
+        tasks.retain(|_, entry| {
+            let dies = is_of(entry);
+            dead.extend(entry.task.take_if(|_| dies));
+            !dies
+        });
+        // Without the lock: what a task holds may lead back here.
+        drop(tasks);
     }
 
     pub(super) fn block_on<T>(&self, time: &VirtualTime, f: impl Future<Output = T>) -> Result<T> {
@@ -103,18 +130,19 @@ impl Executor {
 
     /// Polls a task once.
     fn run(&self, id: u64) -> Result<()> {
-        let taken = self.tasks.lock().get_mut(&id).map(|(task, t)| (task.take(), Arc::clone(t)));
+        let taken = self.tasks.lock().get_mut(&id).map(|e| (e.task.take(), Arc::clone(&e.ticket)));
         let Some((Some(mut task), ticket)) = taken else { return Ok(()) };
         ticket.queued.store(false, Ordering::Release);
         let waker = Waker::from(ticket);
         match task.as_mut().poll(&mut Context::from_waker(&waker)) {
-            Poll::Ready(done) => {
-                self.tasks.lock().remove(&id);
-                done
-            }
+            // One that was to die with its host meanwhile has nothing to say.
+            Poll::Ready(done) => match self.tasks.lock().remove(&id) {
+                Some(_) => done,
+                None => Ok(()),
+            },
             Poll::Pending => {
-                if let Some((slot, _)) = self.tasks.lock().get_mut(&id) {
-                    *slot = Some(task);
+                if let Some(entry) = self.tasks.lock().get_mut(&id) {
+                    entry.task = Some(task);
                 }
                 Ok(())
             }

@@ -33,10 +33,28 @@
 //! gives the same packets at the same times, on any machine: [`Sim::trace_hash`] proves it. The environment
 //! variable `SOFTROCE_SEED` overrides the seed, to repeat a failure.
 //!
+//! # What goes wrong
+//! | what | how |
+//! |---|---|
+//! | packets are lost, doubled, overtaken, damaged, delayed | [`Link`], [`Sim::rule`], [`Sim::tap`] |
+//! | a cable is pulled | [`Sim::set_up`] |
+//! | a call or a completion fails, an event comes | [`Sim::fault`], [`Sim::raise`] |
+//! | a host dies and comes back | [`Sim::kill`], [`Sim::reboot`] |
+//! | bytes are in memory later than their packet | [`Sim::late_placement`] |
+//! | something of this at a given time | [`Sim::at`], [`FaultSchedule`] |
+//!
 //! # What happened
-//! [`Sim::trace`] records what NICs and network do, step by step, and [`Sim::pcap`] keeps the packets.
+//! [`Sim::run_seeds`] runs a test under many seeds and shows the failure of one: the seed, the packets of its
+//! connections as a [`Diagram`](trace::Diagram), and a capture. [`Sim::trace`] records what NICs and network do, step
+//! by step, and [`Sim::pcap`] keeps the packets.
 
+mod check;
 mod exec;
+mod faults;
+mod hosts;
+mod schedule;
+#[cfg(feature = "proptest")]
+pub mod strategies;
 pub mod trace;
 
 use std::fmt;
@@ -47,22 +65,22 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub use check::Failure;
+pub use faults::{VerbFault, VerbFaultGuard};
+pub use schedule::{FaultSchedule, NetFault, Phase};
+
 pub use crate::fabric::{
-    Action, Class, HostCounters, Link, Packet, Rule, RuleGuard, RuleHits, Verdict,
+    Action, Class, HostCounters, HostId, Link, Packet, Rule, RuleGuard, RuleHits, Verdict, When,
 };
 
 use crate::capture::Writer;
-use crate::engine::EngineConfig;
 use crate::engine::cause::Cause;
-use crate::engine::config::MAX_PKEYS;
-use crate::fabric::{Fabric, FabricPort, HostId, PacketSink, SharedFabric};
+use crate::fabric::{Fabric, FabricError, PacketSink, SharedFabric};
 use crate::net;
-use crate::nic::virtual_time::VirtualTime;
-use crate::nic::{Nic, OpenNic};
+use crate::nic::virtual_time::{Inside, VirtualTime};
 use crate::seed::Seeds;
 use crate::time::{Duration, Instant};
-use crate::verbs::{Backend, Context, Device, Error, Result};
-use crate::wire::num::Pkey;
+use crate::verbs::{Context, Error, Result};
 
 use exec::Executor;
 
@@ -79,7 +97,7 @@ struct Inner {
     fabric: SharedFabric,
     time: Arc<VirtualTime>,
     executor: Executor,
-    hosts: Mutex<u32>,
+    hosts: Mutex<Vec<hosts::Machine>>,
     /// The trace that is being recorded.
     trace: Mutex<Option<Arc<trace::Log>>>,
 }
@@ -107,7 +125,7 @@ impl Sim {
             fabric,
             time,
             executor: Executor::new(),
-            hosts: Mutex::new(0),
+            hosts: Mutex::default(),
             trace: Mutex::new(None),
         }))
     }
@@ -117,145 +135,28 @@ impl Sim {
         self.0.seed
     }
 
-    /// `N` more hosts on the switch, each its own device with an IPv4 and an IPv6 address (10.0.0.1 and
-    /// fd00::1 for the first host).
-    ///
-    /// # Panics
-    /// The link makes no sense: a probability outside 0 to 1, no rate, an MTU below 352. See
-    /// [`try_host`](Self::try_host) for an error instead.
-    #[track_caller]
-    pub fn hosts<const N: usize>(&self, link: Link) -> [Context; N] {
-        std::array::from_fn(|_| match self.try_host(link) {
-            Ok(ctx) => ctx,
-            Err(e) => panic!("{e}"),
-        })
-    }
-
-    /// One more host.
-    ///
-    /// # Errors
-    /// `EINVAL`: the link makes no sense, with the value at fault.
-    pub fn try_host(&self, link: Link) -> Result<Context> {
-        self.host_with(link, |_| ())
-    }
-
-    /// One more host, with these entries behind the first (0xffff) of its partition table.
-    ///
-    /// # Errors
-    /// `EINVAL`: the link makes no sense, a key is none (its lower 15 bits are 0), or there are more than 127.
-    pub fn try_host_in(&self, link: Link, pkeys: &[u16]) -> Result<Context> {
-        if pkeys.len() >= MAX_PKEYS || pkeys.iter().any(|key| key & 0x7fff == 0) {
-            let what = "up to 127 partition keys, none of them 0 or 0x8000".into();
-            return Err(Error::verb("sim", Cause::Invalid { what }));
-        }
-        self.host_with(link, |config| config.pkeys.extend(pkeys.iter().map(|&key| Pkey(key))))
-    }
-
-    /// One more host, with an engine set up differently.
-    pub(crate) fn host_with(
-        &self,
-        link: Link,
-        configure: impl FnOnce(&mut EngineConfig),
-    ) -> Result<Context> {
-        let invalid = |e: crate::fabric::FabricError| {
-            Error::verb("sim", Cause::Invalid { what: e.to_string().into() })
-        };
-        self.0.time.enter().map_err(|cause| Error::verb("sim", cause))?;
-        let mut hosts = self.0.hosts.lock();
-        let index = *hosts;
-        let host = {
-            let mut fabric = self.0.fabric.lock();
-            let host = fabric.add_host(link).map_err(invalid)?;
-            let n = index + 1;
-            let [_, b, c, d] = n.to_be_bytes();
-            fabric.attach(host, [10, b, c, d].into()).map_err(invalid)?;
-            let low = u128::from(n);
-            let v6 = std::net::Ipv6Addr::from(0xfd00_u128 << 112 | low);
-            fabric.attach(host, v6.into()).map_err(invalid)?;
-            host
-        };
-        *hosts += 1;
-        let mut seed = [0; 32];
-        let mut rng = self.0.seeds.derive("nic", u64::from(index)).rng();
-        rand_core::Rng::fill_bytes(&mut rng, &mut seed);
-        let mut config = EngineConfig::new(seed);
-        configure(&mut config);
-        let port = FabricPort::new(&self.0.fabric, host).map_err(invalid)?;
-        let nic = Nic::simulated(Box::new(port), config, Arc::clone(&self.0.time));
-        self.0.time.add(&nic);
-        if let Some(log) = &*self.0.trace.lock() {
-            log.attach(index as usize, &nic);
-        }
-        let device = Device {
-            name: format!("sim:{index}"),
-            backend: Backend::Soft,
-            guid: nic.guid(),
-            speed_mbps: Some(link.bits_per_s / 1_000_000),
-        };
-        Ok(Context::from_nic(device, OpenNic::new(nic)))
-    }
-
-    fn host_of(&self, host: &Context) -> Result<HostId> {
-        let ours = host.nic().virtual_time().is_some_and(|t| Arc::ptr_eq(t, &self.0.time));
-        let index = host.device().name.strip_prefix("sim:").and_then(|n| n.parse().ok());
-        match index {
-            Some(index) if ours => Ok(HostId(index)),
-            _ => Err(Error::verb(
-                "sim",
-                Cause::Mismatch { what: "the context is not a host of this simulation" },
-            )),
-        }
-    }
-
-    /// Changes the link of a host, in both directions.
-    ///
-    /// # Errors
-    /// `EINVAL`: not a host of this simulation, or a link that makes no sense.
-    pub fn set_link(&self, host: &Context, link: Link) -> Result<()> {
-        let id = self.host_of(host)?;
-        let set = self.0.fabric.lock().set_link(id, link);
-        set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
-    }
-
-    /// Pulls the cable of a host, or plugs it in again. What is on the way is lost. Its device raises
-    /// [`Event::PortErr`](crate::verbs::Event::PortErr) or [`PortActive`](crate::verbs::Event::PortActive).
-    ///
-    /// # Errors
-    /// `EINVAL`: not a host of this simulation.
-    pub fn set_up(&self, host: &Context, up: bool) -> Result<()> {
-        let id = self.host_of(host)?;
-        let set = self.0.fabric.lock().set_up(id, up);
-        set.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))?;
-        // The device notices in a pass.
-        host.nic().control(|_, _| ());
-        Ok(())
-    }
-
-    /// What the network counted of a host's packets.
-    ///
-    /// # Errors
-    /// `EINVAL`: not a host of this simulation.
-    pub fn link_counters(&self, host: &Context) -> Result<HostCounters> {
-        let id = self.host_of(host)?;
-        Ok(self.0.fabric.lock().counters(id))
-    }
-
     /// Has `f` see every packet before it is delivered. It may drop, delay, duplicate or change it.
     ///
-    /// It runs inside the network: calling verbs or the simulation from it is an error (`EDEADLK`).
+    /// It runs between two events. Verbs refuse to be called from it, and so does what moves time or adds hosts
+    /// (`EDEADLK`, or a panic where there is no error to give). All else of the simulation may be called: it may set
+    /// links, add rules, kill hosts, remove or replace itself. A tap that holds the simulation keeps it alive until
+    /// it is removed.
     pub fn tap(&self, mut f: impl FnMut(&mut Packet) -> Verdict + Send + 'static) {
         // Weak: the tap is part of the network that the time drives.
         let time = Arc::downgrade(&self.0.time);
         let tap = move |packet: &mut Packet| match time.upgrade() {
-            Some(time) => time.inside_tap(|| f(packet)),
+            Some(time) => time.run_inside(Inside::Tap, || f(packet)),
             None => Verdict::Pass,
         };
-        self.0.fabric.lock().tap(Box::new(tap));
+        let before = self.0.fabric.lock().set_tap(Some(Box::new(tap)));
+        // Not under the lock: with it may go what leads back here.
+        drop(before);
     }
 
-    /// Removes the tap.
+    /// Removes the tap. From inside the tap: it has seen its last packet.
     pub fn untap(&self) {
-        self.0.fabric.lock().untap();
+        let before = self.0.fabric.lock().set_tap(None);
+        drop(before);
     }
 
     /// Adds a rule for packets: for faults that are easier said than programmed.
@@ -264,9 +165,7 @@ impl Sim {
     /// `EINVAL`: the rule makes no sense.
     pub fn rule(&self, rule: Rule) -> Result<()> {
         let added = self.0.fabric.lock().add_rule(rule);
-        added
-            .map(drop)
-            .map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
+        added.map(drop).map_err(refused)
     }
 
     /// Adds a rule for as long as the guard lives, which also tells how often it applied.
@@ -274,8 +173,7 @@ impl Sim {
     /// # Errors
     /// `EINVAL`: the rule makes no sense.
     pub fn rule_while(&self, rule: Rule) -> Result<RuleGuard> {
-        let added = RuleGuard::new(&self.0.fabric, rule);
-        added.map_err(|e| Error::verb("sim", Cause::Invalid { what: e.to_string().into() }))
+        RuleGuard::new(&self.0.fabric, rule).map_err(refused)
     }
 
     /// What the network counted of all hosts together, also of those that are gone.
@@ -287,7 +185,51 @@ impl Sim {
     /// and [`sleep`](Self::sleep) wake it in virtual time. If it fails, [`block_on`](Self::block_on) panics with the
     /// error.
     pub fn spawn(&self, f: impl Future<Output = Result<()>> + Send + 'static) {
-        self.0.executor.spawn(f);
+        self.0.executor.spawn(f, None);
+    }
+
+    /// The same, for a task that dies with its host: it is dropped when the host is [killed](Self::kill), also if it
+    /// has failed by then because it was.
+    ///
+    /// # Errors
+    /// `EINVAL`: not a host of this simulation. `EIO`: it was killed.
+    pub fn spawn_on(
+        &self,
+        host: &Context,
+        f: impl Future<Output = Result<()>> + Send + 'static,
+    ) -> Result<()> {
+        self.host_of(host)?;
+        host.nic().living().map_err(|cause| Error::verb("sim", cause))?;
+        self.0.executor.spawn(f, Some(host.nic()));
+        Ok(())
+    }
+
+    /// Has something done at a virtual time since the beginning, whoever drives the simulation then; before all else
+    /// that happens at that instant, in the order of these calls. It may call verbs and the simulation, but not move
+    /// time. If that time is over, it is done next.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// use softroce::sim::{Link, Sim};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let sim = Sim::new(1);
+    /// let [a] = sim.hosts(Link::default());
+    /// let host = a.clone();
+    /// sim.at(Duration::from_secs(5), move |sim| sim.set_up(&host, false).unwrap());
+    /// assert_eq!(a.wait_event(Duration::from_secs(60))?, Event::PortErr { port: 1 });
+    /// assert_eq!(sim.now(), Duration::from_secs(5));
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn at(&self, when: Duration, f: impl FnOnce(&Self) + Send + 'static) {
+        let sim = Arc::downgrade(&self.0);
+        let action = move || {
+            if let Some(inner) = sim.upgrade() {
+                f(&Self(inner));
+            }
+        };
+        self.0.time.schedule(Instant::ZERO + when, Box::new(action));
     }
 
     /// Runs a task, and all others, until it is done. Tasks run in the order in which they were woken.
@@ -378,6 +320,11 @@ impl Sim {
     pub fn trace_hash(&self) -> u64 {
         self.0.fabric.lock().trace_hash()
     }
+}
+
+/// What the network refuses, as an error.
+fn refused(e: FabricError) -> Error {
+    Error::verb("sim", Cause::Invalid { what: e.to_string().into() })
 }
 
 impl Drop for Inner {

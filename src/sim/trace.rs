@@ -42,12 +42,19 @@
 //! # }
 //! ```
 
+mod diagram;
+
+use std::collections::VecDeque;
 use std::fmt;
+use std::net::IpAddr;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
 
+pub use diagram::Diagram;
+
 pub use crate::engine::trace::{AccessError, CqeKind, NicEvent, PacketBrief, SendOp, WqeBrief};
+pub use crate::fabric::Notes;
 
 use crate::engine::trace::Observer;
 use crate::fabric;
@@ -101,6 +108,8 @@ pub struct Passage {
     pub arrival: Option<Duration>,
     /// Why it never does.
     pub dropped: Option<&'static str>,
+    /// What else happened to it.
+    pub notes: Notes,
     /// The base transport header, if there is one.
     pub bth: Option<Bth>,
     /// The other headers, if it is a packet that can be understood.
@@ -123,6 +132,7 @@ impl Passage {
             to: p.to,
             arrival: p.arrival.map(|t| t - Instant::ZERO),
             dropped: p.dropped,
+            notes: p.notes,
             bth: p.datagram.first_chunk().map(Bth::parse),
             ext: packet.map(|packet| packet.ext()).unwrap_or_default(),
             payload: packet.map(|packet| packet.payload().len()),
@@ -141,7 +151,16 @@ pub struct Trace {
 
 impl Trace {
     pub(super) fn start(sim: &Sim, capacity: usize) -> Self {
-        let log = Arc::new(Log { capacity, state: Mutex::default() });
+        Self::keep(sim, capacity, Keep::First)
+    }
+
+    /// A recording of the last records.
+    pub(super) fn last(sim: &Sim, capacity: usize) -> Self {
+        Self::keep(sim, capacity, Keep::Last)
+    }
+
+    fn keep(sim: &Sim, capacity: usize, keep: Keep) -> Self {
+        let log = Arc::new(Log { capacity, keep, state: Mutex::default() });
         let mut current = sim.0.trace.lock();
         *current = Some(Arc::clone(&log));
         for (host, nic) in sim.0.time.nics() {
@@ -159,7 +178,44 @@ impl Trace {
 
     /// What was recorded since the beginning, or since it was last taken. Makes room for as much again.
     pub fn take(&self) -> Vec<Record> {
-        std::mem::take(&mut self.log.state.lock().records)
+        std::mem::take(&mut self.log.state.lock().records).into()
+    }
+
+    /// What is in the recording, as a picture of packets. Takes nothing out of it.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// use softroce::sim::{Action, Class, Link, Rule, Sim};
+    ///
+    /// # fn main() -> Result<()> {
+    /// let sim = Sim::new(1);
+    /// # let [a, b] = sim.hosts(Link::default());
+    /// # let (pa, cq) = (a.alloc_pd()?, a.create_cq(16)?);
+    /// # let (pb, theirs) = (b.alloc_pd()?, b.create_cq(16)?);
+    /// # let (x, y) = (pa.create_qp(QpType::Rc, &cq).build()?, pb.create_qp(QpType::Rc, &theirs).build()?);
+    /// # x.connect_with(&y.endpoint(), QpAttr::default().rq_psn(0x200).sq_psn(0x100))?;
+    /// # y.connect_with(&x.endpoint(), QpAttr::default().rq_psn(0x100).sq_psn(0x200))?;
+    /// # let lent = pb.alloc_mr(64, Access::REMOTE)?;
+    /// // ... x is connected to a peer that lends memory ...
+    /// sim.rule(Rule::new(Class::Request, Action::Drop).nth(1))?;
+    /// let trace = sim.trace(1000)?;
+    /// x.post_send(SendWr::write(1, inline(b"hello"), lent.remote()))?;
+    /// cq.wait(Duration::from_secs(1))?.ok()?;
+    /// let picture = trace.diagram().of(&x).to_string();
+    /// let lines: Vec<&str> = picture.lines().skip(1).collect();
+    /// assert_eq!(lines, [
+    ///     "      2.009 us  │── RC_WRITE_ONLY psn 0x100, 5 B ──────────────────────✗│ dropped by a rule",
+    ///     " 536870.912 us  │ • goes back to psn 0x100: Timeout                     │",
+    ///     " 536872.921 us  │── RC_WRITE_ONLY psn 0x100, 5 B ──────────────────────►│",
+    ///     " 536876.937 us  │◄─ RC_ACK psn 0x100 ───────────────────────────────────│",
+    ///     " 536878.944 us  │ • request 1: Success                                  │",
+    /// ]);
+    /// # Ok(())
+    /// # }
+    /// ```
+    pub fn diagram(&self) -> Diagram {
+        let state = self.log.state.lock();
+        Diagram::new(state.records.iter(), &state.connections, state.lost)
     }
 
     /// Records for which there was no room.
@@ -170,10 +226,6 @@ impl Trace {
 
 impl Drop for Trace {
     fn drop(&mut self) {
-        // Inside a tap nobody can reach the network. The log is let go of with the simulation, then.
-        if self.sim.0.time.enter().is_err() {
-            return;
-        }
         let mut current = self.sim.0.trace.lock();
         if current.as_ref().is_none_or(|log| !Arc::ptr_eq(log, &self.log)) {
             return; // Another one has taken over.
@@ -200,12 +252,30 @@ impl fmt::Debug for Trace {
 #[derive(Debug)]
 pub(super) struct Log {
     capacity: usize,
+    keep: Keep,
     state: Mutex<State>,
+}
+
+/// Which records are kept where there is no room for all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Keep {
+    First,
+    Last,
+}
+
+/// A connection, as one of its ends knows it.
+#[derive(Clone, Copy, Debug)]
+struct Connection {
+    host: usize,
+    qpn: u32,
+    peer: usize,
+    dest_qpn: u32,
 }
 
 #[derive(Debug, Default)]
 struct State {
-    records: Vec<Record>,
+    records: VecDeque<Record>,
+    connections: Vec<Connection>,
     lost: u64,
     /// Packets so far.
     packets: u64,
@@ -215,7 +285,19 @@ impl Log {
     /// Has the NIC of a host tell what it does.
     pub(super) fn attach(self: &Arc<Self>, host: usize, nic: &Nic) {
         let observer = HostLog { host, log: Arc::clone(self) };
-        nic.control(|engine, _| engine.set_observer(Some(Box::new(observer))));
+        let known = nic.control(|engine, _| {
+            engine.set_observer(Some(Box::new(observer)));
+            engine.connections()
+        });
+        for (qpn, dest_qpn, peer) in known {
+            self.connected(host, qpn, dest_qpn, peer);
+        }
+    }
+
+    fn connected(&self, host: usize, qpn: u32, dest_qpn: u32, peer: IpAddr) {
+        if let Some(peer) = host_at(peer) {
+            self.state.lock().connections.push(Connection { host, qpn, peer, dest_qpn });
+        }
     }
 
     fn push(&self, at: Instant, step: Step) {
@@ -223,11 +305,13 @@ impl Log {
     }
 
     fn add(&self, state: &mut State, at: Instant, step: Step) {
-        if state.records.len() < self.capacity {
-            state.records.push(Record { at: at - Instant::ZERO, step });
-        } else {
+        if state.records.len() >= self.capacity {
             state.lost += 1;
+            if self.keep == Keep::First || state.records.pop_front().is_none() {
+                return;
+            }
         }
+        state.records.push_back(Record { at: at - Instant::ZERO, step });
     }
 
     fn packet(&self, passage: &fabric::Passage<'_>) {
@@ -236,6 +320,15 @@ impl Log {
         let step = Step::Packet(Passage::new(state.packets, passage));
         self.add(&mut state, passage.at, step);
     }
+}
+
+/// The host that has an address: 10.0.0.1 and fd00::1 are the first one's.
+fn host_at(ip: IpAddr) -> Option<usize> {
+    let number = match ip {
+        IpAddr::V4(v4) => u128::from(v4.to_bits() & 0xff_ffff),
+        IpAddr::V6(v6) => v6.to_bits() & 0xffff_ffff,
+    };
+    usize::try_from(number).ok()?.checked_sub(1)
 }
 
 /// What one NIC tells.
@@ -247,6 +340,9 @@ struct HostLog {
 
 impl Observer for HostLog {
     fn observe(&mut self, at: Instant, event: NicEvent) {
+        if let NicEvent::Connected { qpn, dest_qpn, peer } = event {
+            self.log.connected(self.host, qpn, dest_qpn, peer);
+        }
         self.log.push(at, Step::Nic { host: self.host, event });
     }
 }

@@ -1,6 +1,7 @@
-//! Attributes of devices and ports, and their GID tables.
+//! Attributes of devices and ports, their GID tables, and what queue pairs are made with.
 
 pub use crate::engine::qp::attr::{AhAttr, AltPath, MigState};
+use crate::engine::qp::attr::{QpCap, QpType};
 use crate::wire::num::{Gid, Mtu};
 
 /// What a device offers.
@@ -155,4 +156,19 @@ pub enum GidKind {
     RoceV1,
     /// RoCE over UDP.
     RoceV2,
+}
+
+/// What a queue pair was made with.
+#[doc(alias = "ibv_qp_init_attr")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct QpInitAttr {
+    /// Its type.
+    pub kind: QpType,
+    /// Sizes of its queues.
+    pub cap: QpCap,
+    /// Every request makes a completion.
+    pub sig_all: bool,
+    /// Number of the shared receive queue that it takes its receives from.
+    pub srq: Option<u32>,
 }

@@ -179,7 +179,7 @@ impl CompletionQueue {
     /// real port the background thread. Dropping the future loses nothing.
     ///
     /// # Errors
-    /// None of its own.
+    /// `EIO`: the device is one of a simulated host that was killed.
     pub async fn next(&self) -> Result<WorkCompletion> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
@@ -190,6 +190,7 @@ impl CompletionQueue {
         if self.take(&mut one) > 0 {
             return Poll::Ready(Ok(one[0]));
         }
+        self.0.ctx.nic().living().of("ibv_poll_cq")?;
         self.0.entry.register(cx.waker());
         self.0.ctx.nic().hand_over();
         // Once more: it may have come before we registered.

@@ -110,7 +110,7 @@ mod soft {
     use crate::capture::Tap;
     use crate::engine::EngineConfig;
     use crate::engine::cause::Cause;
-    use crate::engine::config::MAX_PKEYS;
+    use crate::engine::config;
     use crate::engine::errno::{EBUSY, EIO};
     use crate::fork::Origin;
     use crate::nic::clock::WallClock;
@@ -208,13 +208,13 @@ mod soft {
         let list = option.strip_prefix("pkeys=").unwrap_or_default();
         let key = |text: &str| {
             let digits = text.strip_prefix("0x").unwrap_or(text);
-            u16::from_str_radix(digits, 16).ok().filter(|key| key & 0x7fff != 0).map(Pkey)
+            u16::from_str_radix(digits, 16).ok()
         };
-        let keys: Option<Vec<Pkey>> = list.split(':').map(key).collect();
-        keys.filter(|keys| keys.len() < MAX_PKEYS).ok_or_else(|| {
+        let keys: Option<Vec<u16>> = list.split(':').map(key).collect();
+        keys.and_then(|keys| config::partitions(&keys)).ok_or_else(|| {
             let what = format!(
                 "device option {option:?}: wanted up to {} partition keys in hex between colons, none of them 0 or 8000",
-                MAX_PKEYS - 1
+                config::MAX_PKEYS - 1
             );
             Error::verb("ibv_open_device", Cause::Invalid { what: what.into() })
         })

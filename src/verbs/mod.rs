@@ -36,6 +36,7 @@ mod wr;
 pub use ah::AddressHandle;
 pub use attr::{
     AhAttr, AltPath, AtomicCap, DeviceAttr, GidEntry, GidKind, MigState, PortAttr, PortState,
+    QpInitAttr,
 };
 pub use context::Context;
 pub use cq::{CompChannel, CompletionQueue, CqBuilder, CqEvent};
@@ -46,7 +47,7 @@ pub use mr::{MemoryRegion, MrCursor, RemoteMr, RemoteSlice, Sge};
 pub use mw::{MemoryWindow, MwType};
 pub use pd::ProtectionDomain;
 pub use pool::{InFlight, Pool, PoolBuf};
-pub use qp::{QpAttr, QpBuilder, QpCap, QpInitAttr, QpState, QpType, QueuePair};
+pub use qp::{QpAttr, QpBuilder, QpCap, QpState, QpType, QueuePair};
 pub use srq::SharedReceiveQueue;
 pub use wc::WorkCompletion;
 pub use wr::{Local, Placement, RecvWr, SendWr, Source, inline};

@@ -7,12 +7,13 @@ use crate::engine::cause::Cause;
 use crate::engine::qp::attr::{Mask, attr_name};
 use crate::engine::{QpFace, QpHandle};
 use crate::mem::Access;
+use crate::nic::interfere::{Point, PostGate};
 use crate::queue::{BindWqe, PostError, SendFlags, SendOp, SendProducer, SendWqe};
 use crate::wire::num::{Gid, Rkey};
 
 pub use crate::engine::qp::attr::{QpAttr, QpCap, QpState, QpType};
 
-use super::attr::AhAttr;
+use super::attr::{AhAttr, QpInitAttr};
 use super::cq::CompletionQueue;
 use super::endpoint::QpEndpoint;
 use super::error::{Error, Named, Result};
@@ -295,14 +296,16 @@ impl QueuePair {
     /// full), `EOPNOTSUPP`.
     #[doc(alias("ibv_post_send", "ibv_wr_start", "ibv_wr_complete"))]
     pub fn post_send<'a>(&self, wrs: impl IntoIterator<Item = SendWr<'a>>) -> Result<()> {
-        self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_send", 0, cause))?;
+        let gate = self.pd.nic().enter_post();
+        let gate = gate.map_err(|cause| Error::post("ibv_post_send", 0, cause))?;
         let mut batch = Batch { qp: self, posted: 0, published: 0 };
         let mut wrs = wrs.into_iter();
         // The caller's code runs without any lock of ours: it may post here itself.
         while let Some(wr) = wrs.next() {
             let last = wrs.size_hint().1 == Some(0);
             let mut sq = self.face.sq.lock();
-            self.stage(&mut sq, &wr, MwType::Type2)
+            self.pass(gate, Point::PostSend)
+                .and_then(|()| self.stage(&mut sq, &wr, MwType::Type2))
                 .map_err(|cause| Error::post("ibv_post_send", batch.posted, cause))?;
             batch.posted += 1;
             if last {
@@ -345,18 +348,25 @@ impl QueuePair {
     pub fn bind_mw(&self, wr: SendWr<'_>) -> Result<u32> {
         let nic = self.pd.nic();
         let refused = |cause| Error::post("ibv_bind_mw", 0, cause);
-        nic.enter().map_err(refused)?;
+        let gate = nic.enter_post().map_err(refused)?;
         if wr.bind.is_none() {
             let what = "bind_mw takes requests made by SendWr::bind_mw".into();
             return Err(refused(Cause::Invalid { what }));
         }
         let mut batch = Batch { qp: self, posted: 0, published: 0 };
         let mut sq = self.face.sq.lock();
+        self.pass(gate, Point::PostSend).map_err(refused)?;
         let key = self.stage(&mut sq, &wr, MwType::Type1).map_err(refused)?;
         sq.publish();
         drop(sq);
         (batch.posted, batch.published) = (1, 1);
         Ok(key)
+    }
+
+    /// Asks whether a request may be posted, where there is somebody to ask (a simulation).
+    #[inline]
+    fn pass(&self, gate: Option<PostGate<'_>>, point: Point) -> std::result::Result<(), Cause> {
+        gate.map_or(Ok(()), |gate| gate.pass(point, Some(self.number())))
     }
 
     /// Writes one request into the queue; a bind only of a window of type `bound`, whose new key it gives (else 0).
@@ -496,13 +506,16 @@ impl QueuePair {
     /// As [`post_send`](Self::post_send). `EINVAL` too if it takes its receives from a shared queue.
     #[doc(alias = "ibv_post_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
-        self.pd.nic().enter().map_err(|cause| Error::post("ibv_post_recv", 0, cause))?;
+        let gate = self.pd.nic().enter_post();
+        let gate = gate.map_err(|cause| Error::post("ibv_post_recv", 0, cause))?;
         let mut batch = Receives { qp: self, posted: 0 };
         for wr in wrs {
             let list = wr.into.as_slice();
             let mut rq = self.face.rq.lock();
             let state = self.face.state();
-            let staged = if state == QpState::Reset {
+            let staged = if let Err(cause) = self.pass(gate, Point::PostRecv) {
+                Err(cause)
+            } else if state == QpState::Reset {
                 Err(Cause::State { state, want: "INIT or later for posting receives" })
             } else if self.face.srq().is_some() {
                 Err(Cause::Invalid {
@@ -626,19 +639,4 @@ impl Drop for QueuePair {
             let _ = self.pd.nic().destroy_qp(self.handle, self.number());
         }
     }
-}
-
-/// What a queue pair was made with.
-#[doc(alias = "ibv_qp_init_attr")]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub struct QpInitAttr {
-    /// Its type.
-    pub kind: QpType,
-    /// Sizes of its queues.
-    pub cap: QpCap,
-    /// Every request makes a completion.
-    pub sig_all: bool,
-    /// Number of the shared receive queue that it takes its receives from.
-    pub srq: Option<u32>,
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::engine::SrqAttr;
 use crate::engine::cause::Cause;
+use crate::nic::interfere::Point;
 use crate::queue::{PostError, RecvQueue};
 
 use super::error::{Error, Named, Result};
@@ -90,8 +91,12 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_post_srq_recv")]
     pub fn post_recv<'a>(&self, wrs: impl IntoIterator<Item = RecvWr<'a>>) -> Result<()> {
         let verb = "ibv_post_srq_recv";
-        self.0.pd.nic().enter().map_err(|cause| Error::post(verb, 0, cause))?;
+        let gate = self.0.pd.nic().enter_post().map_err(|cause| Error::post(verb, 0, cause))?;
         for (posted, wr) in wrs.into_iter().enumerate() {
+            if let Some(gate) = gate {
+                gate.pass(Point::PostRecv, None)
+                    .map_err(|cause| Error::post(verb, posted, cause))?;
+            }
             let list = wr.into.as_slice();
             let mut queue = self.0.queue.lock();
             let staged = queue.stage(wr.id, list.iter().map(|s| s.to_mem()));

@@ -47,9 +47,9 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ),
     // The list of devices, and what opening one puts together.
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
-    ("verbs::device", &["engine::EngineConfig", "engine::config::MAX_PKEYS", "fork"]),
+    ("verbs::device", &["engine::EngineConfig", "engine::config", "fork"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
-    ("sim", &["engine::EngineConfig", "engine::cause", "engine::config::MAX_PKEYS"]),
+    ("sim", &["engine::EngineConfig", "engine::cause", "engine::config", "engine::watch"]),
     // A user of the simulation like any other, who knows what packets mean.
     ("swarm", &["sim", "verbs", "fabric", "seed", "wire", "net", "time"]),
     // What a NIC does, step by step, for whoever looks.

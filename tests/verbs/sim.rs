@@ -1,9 +1,6 @@
 //! The simulated network as a testbed: two hosts in virtual time.
 
-use softroce::prelude::*;
-use softroce::sim::{Link, Sim};
-
-use super::testbed::Testbed;
+use super::testbed::SimBed;
 
 mod annex;
 mod atomics;
@@ -24,36 +21,5 @@ mod threads;
 mod unreliable;
 mod windows;
 
-pub(crate) struct Bed {
-    sim: Sim,
-    hosts: [Context; 2],
-}
-
-impl Testbed for Bed {
-    fn try_new() -> Result<Self, String> {
-        let sim = Sim::new(1);
-        let hosts = sim.hosts(Link::default());
-        Ok(Self { sim, hosts })
-    }
-
-    fn hosts(&self) -> [&Context; 2] {
-        let [a, b] = &self.hosts;
-        [a, b]
-    }
-
-    fn into_hosts(self) -> [Context; 2] {
-        self.hosts
-    }
-
-    fn share(&self) {
-        self.sim.shared();
-    }
-
-    fn pass_time(&self) {
-        self.sim.run_for(Duration::from_micros(50));
-    }
-
-    fn block_on<T>(&self, f: impl Future<Output = T>) -> T {
-        self.sim.block_on(f)
-    }
-}
+/// Nothing goes wrong.
+pub(crate) type Bed = SimBed<false>;

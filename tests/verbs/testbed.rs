@@ -2,6 +2,7 @@
 //! recognise.
 
 use softroce::prelude::*;
+use softroce::sim::{Link, Sim};
 use softroce::verbs::QpBuilder;
 
 /// Much longer than anything here takes. In a simulation it costs nothing.
@@ -43,6 +44,43 @@ pub(crate) trait Testbed: Sized {
             self.pass_time();
         }
         panic!("never happened: {what}");
+    }
+}
+
+/// Two simulated hosts, on a good or a bad network.
+pub(crate) struct SimBed<const LOSSY: bool> {
+    sim: Sim,
+    hosts: [Context; 2],
+}
+
+impl<const LOSSY: bool> Testbed for SimBed<LOSSY> {
+    fn try_new() -> Result<Self, String> {
+        let good = Link::default();
+        let bad = Link { loss: 0.02, reorder: 0.02, duplicate: 0.02, ..good };
+        let (seed, link) = if LOSSY { (2, bad) } else { (1, good) };
+        let sim = Sim::new(seed);
+        let hosts = sim.hosts(link);
+        Ok(Self { sim, hosts })
+    }
+
+    fn hosts(&self) -> [&Context; 2] {
+        self.hosts.each_ref()
+    }
+
+    fn into_hosts(self) -> [Context; 2] {
+        self.hosts
+    }
+
+    fn share(&self) {
+        self.sim.shared();
+    }
+
+    fn pass_time(&self) {
+        self.sim.run_for(Duration::from_micros(50));
+    }
+
+    fn block_on<T>(&self, f: impl Future<Output = T>) -> T {
+        self.sim.block_on(f)
     }
 }
 

@@ -96,6 +96,8 @@ impl Qp {
 
     /// Does it, and says what is to be answered.
     fn perform(&self, c: &mut Common, word: Word) -> Result<What, Refusal> {
+        // Who sees the word may rely on what was written before it, also if it was held meanwhile.
+        c.land_all();
         let target = c.remote((self.pd, self.qpn), word.rkey, word.va, 8, word.right())?;
         if !word.va.is_multiple_of(8) {
             return Err(INVALID);

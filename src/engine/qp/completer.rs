@@ -193,10 +193,16 @@ impl Qp {
         if !fits {
             return Outcome::Fail(WcStatus::BadResp);
         }
-        if scatter(&c.mrs, self.pd, &wqe, words, offset, packet.payload()).is_err() {
+        let placed = if c.is_watched() {
+            let bytes = packet.payload();
+            c.scatter(self.pd, sges(words, wqe.num_sge), offset, bytes)
+                .inspect(|()| self.observe_scattered(c, psn, offset, bytes.len()))
+        } else {
+            scatter(&c.mrs, self.pd, &wqe, words, offset, packet.payload())
+        };
+        if placed.is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
-        self.observe_scattered(c, psn, offset, packet.payload().len());
         self.release_acked(c, index, &wqe, packet_index, packet_index + 1);
         self.req.una_psn = psn.offset(1);
         self.req.in_stream = !last_of_request;
@@ -302,13 +308,14 @@ impl Qp {
     /// The oldest request is done: completes it if its owner asked for that, and frees its slot.
     pub(super) fn complete_oldest(&mut self, c: &mut Common, byte_len: u32) {
         let index = self.req.una;
+        if c.is_watched() && self.is_failed_by_judge(c, index) {
+            return;
+        }
         self.req.una = index.wrapping_add(1);
         if let Some((wqe, _)) = self.sq.get(index) {
             if matches!(wqe.op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
                 c.count(Counter::RdmaSends);
             }
-            let qpn = self.qpn.raw();
-            c.observe(|| NicEvent::Retired { qpn, index, wr_id: wqe.wr_id });
             if wqe.flags.contains(SendFlags::SIGNALED) {
                 let cqe = Cqe {
                     wqe_index: index,
@@ -320,6 +327,20 @@ impl Qp {
             }
         }
         self.sq.release(index.wrapping_add(1));
+    }
+
+    /// Whether the oldest request, which is done, fails nevertheless because somebody wants that. Tells that it is
+    /// done if not.
+    #[cold]
+    fn is_failed_by_judge(&mut self, c: &mut Common, index: u32) -> bool {
+        let qpn = self.qpn.raw();
+        let Some(wr_id) = self.sq.get(index).map(|(wqe, _)| wqe.wr_id) else { return false };
+        if let Some(status) = c.judge(qpn, CqeKind::Send) {
+            self.fail_oldest(c, status);
+            return true;
+        }
+        c.observe(|| NicEvent::Retired { qpn, index, wr_id });
+        false
     }
 }
 
@@ -352,12 +373,26 @@ fn scatter(
 }
 
 /// Distributes bytes into a list of buffers, from `offset` on.
-pub(super) fn scatter_into(
+pub(in crate::engine) fn scatter_into(
     mrs: &MrTable,
     pd: PdId,
     list: impl Iterator<Item = crate::mem::Sge>,
     offset: usize,
+    src: &[u8],
+) -> Result<(), AccessError> {
+    scatter_by(list, offset, src, |sge, skip, bytes| {
+        mrs.local(pd, sge, Access::LOCAL_WRITE)?.write_from(skip, bytes);
+        Ok(())
+    })
+}
+
+/// Gives each buffer of a list its part of the bytes, from `offset` on: the buffer, where in it, the bytes.
+#[inline]
+pub(in crate::engine) fn scatter_by(
+    list: impl Iterator<Item = crate::mem::Sge>,
+    offset: usize,
     mut src: &[u8],
+    mut put: impl FnMut(&crate::mem::Sge, usize, &[u8]) -> Result<(), AccessError>,
 ) -> Result<(), AccessError> {
     let mut skip = offset;
     for sge in list {
@@ -370,7 +405,7 @@ pub(super) fn scatter_into(
             continue;
         }
         let (now, rest) = src.split_at((len - skip).min(src.len()));
-        mrs.local(pd, &sge, Access::LOCAL_WRITE)?.write_from(skip, now);
+        put(&sge, skip, now)?;
         src = rest;
         skip = 0;
     }

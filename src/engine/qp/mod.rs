@@ -25,6 +25,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use attr::{AhAttr, QpCap, QpState, QpType};
+pub(super) use completer::{scatter_by, scatter_into};
 pub(crate) use receives::Receives;
 use requester::Requester;
 use responder::Responder;

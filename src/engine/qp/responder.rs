@@ -21,7 +21,7 @@ use crate::engine::event::AsyncEvent;
 use crate::engine::status::{WcOpcode, WcStatus};
 use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError};
-use crate::queue::{Cqe, CqeFlags};
+use crate::queue::{Cqe, CqeFlags, CqeKind};
 use crate::time::Instant;
 use crate::wire::headers::Reth;
 use crate::wire::num::{Msn, Psn, Rkey};
@@ -484,6 +484,7 @@ impl Qp {
         self.observe_scattered(c, packet.psn(), self.resp.bytes, payload.len());
         self.resp.bytes += payload.len();
         if info.position.ends() {
+            self.judge_receive(c)?;
             let mut flags = CqeFlags::empty();
             let mut extra = 0;
             if let Some(imm) = packet.immdt() {
@@ -542,12 +543,19 @@ impl Qp {
         if len > 0 {
             let Reth { va, rkey, dma_len } = self.resp.write;
             let at = va.wrapping_add((dma_len as usize - self.resp.bytes) as u64);
-            c.remote((self.pd, self.qpn), rkey, at, len as u64, Access::REMOTE_WRITE)?
-                .write_from(0, payload);
+            if c.is_watched() {
+                c.place((self.pd, self.qpn), rkey, at, payload)?;
+            } else {
+                let right = Access::REMOTE_WRITE;
+                c.mrs
+                    .remote(self.pd, self.qpn, rkey, at, len as u64, right)?
+                    .write_from(0, payload);
+            }
             self.resp.bytes -= len;
         }
         if info.position.ends() {
             if let Some(imm) = packet.immdt() {
+                self.judge_receive(c)?;
                 let len = self.resp.write.dma_len;
                 self.complete_receive(
                     c,
@@ -575,6 +583,17 @@ impl Qp {
         let what = What::Read { va: reth.va, len: reth.dma_len, rkey: reth.rkey };
         self.resp.accept(packet.psn(), self.mtu.packets(reth.dma_len), what);
         c.count(Counter::RxReadRequests);
+        Ok(())
+    }
+
+    /// Whether the receive in use, which is about to complete, may succeed.
+    #[inline]
+    pub(super) fn judge_receive(&self, c: &mut Common) -> Result<(), Refusal> {
+        if c.is_watched()
+            && let Some(status) = c.judge(self.qpn.raw(), CqeKind::Recv)
+        {
+            return Err(Refusal::Fatal(NakCode::RemoteOperational, status));
+        }
         Ok(())
     }
 

@@ -26,6 +26,7 @@ use crate::wire::packet::{Packet, PacketBuilder};
 
 use super::completer::scatter_into;
 use super::packets::gather;
+use super::responder::Refusal;
 
 /// A Q_Key with this bit set is controlled: programs cannot say one that is not their queue pair's.
 const CONTROLLED: u32 = 1 << 31;
@@ -171,6 +172,9 @@ impl Qp {
             return self.fail_here(c, WcStatus::LocProt);
         }
         self.observe_scattered(c, packet.psn(), 0, needed);
+        if let Err(Refusal::Fatal(_, status)) = self.judge_receive(c) {
+            return self.fail_here(c, status);
+        }
         let (mut flags, mut imm) = (CqeFlags::GRH, 0);
         if let Some(immdt) = packet.immdt() {
             flags |= CqeFlags::WITH_IMM;
