@@ -54,6 +54,17 @@ impl<'b> Batch<'b> {
         }
     }
 
+    /// How many more packets like the last one may join.
+    pub(crate) fn more(&self, size: usize) -> u32 {
+        let Some(path) = &self.path else { return 0 };
+        if self.closed || size != self.segment {
+            return 0;
+        }
+        let max = if path.dst.is_ipv4() { self.max_v4 } else { self.max_v6 };
+        let room = (self.buf.len() - self.len) / size.max(1);
+        u32::try_from(room.min(max.saturating_sub(self.count))).unwrap_or(u32::MAX)
+    }
+
     /// Identification of the next packet.
     pub(crate) fn ident(&self) -> u16 {
         // At most 128 segments.

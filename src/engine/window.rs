@@ -141,6 +141,16 @@ impl Windows {
             || window.inflight + bytes <= window.limit.max(2 * unit)
     }
 
+    /// Bytes that may go out beside those in flight; `unit` is what one full packet costs.
+    pub(crate) fn room(&self, id: WindowId, unit: u64) -> u64 {
+        let window = &self.slots[id.0 as usize];
+        if self.config.enabled {
+            window.limit.max(2 * unit).saturating_sub(window.inflight)
+        } else {
+            u64::MAX
+        }
+    }
+
     /// Whether somebody waits.
     pub(crate) fn has_waiters(&self, id: WindowId) -> bool {
         !self.slots[id.0 as usize].waiting.is_empty()

@@ -1,8 +1,8 @@
 //! Request packets: what the one at the cursor is, whether it may leave now, and its bytes.
 
-use super::Qp;
 use super::requester::{Controller, Track, is_read_class};
 use super::retry::ack_timeout;
+use super::{Qp, REQUESTS};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -241,6 +241,7 @@ impl Qp {
         paced
     }
 
+    #[inline(always)]
     pub(super) fn build(
         &mut self,
         c: &Common,
@@ -262,6 +263,61 @@ impl Qp {
         let size = builder.finish(&ip);
         batch.commit(&self.path, size, self.handle.as_u64());
         Ok(())
+    }
+
+    /// Sends more packets like `plan`, which is from the middle of a message and has just left: as many as
+    /// would each be planned in the same way and leave at once without asking for an ACK. What they need is
+    /// looked up once for all of them.
+    #[inline(never)]
+    pub(super) fn send_middles(
+        &mut self,
+        c: &mut Common,
+        batch: &mut Batch<'_>,
+        plan: &Plan,
+        size: usize,
+    ) -> Result<(), AccessError> {
+        let most = self.middles(c, plan).min(batch.more(size));
+        let (mut plan, mut sent) = (Plan { ack_req: false, ..*plan }, 0);
+        let mut built = Ok(());
+        while sent < most {
+            plan.psn = plan.psn.offset(1);
+            plan.offset += plan.payload;
+            built = self.build(c, batch, &plan, size);
+            if built.is_err() {
+                break;
+            }
+            c.observe(|| plan.gathered(self.qpn));
+            sent += 1;
+        }
+        let (r, charge) = (&mut self.req, u64::from(sent) * plan.charge);
+        self.budget[REQUESTS] -= sent;
+        r.cur_packet += sent;
+        r.top_psn = r.top_psn.offset(sent);
+        r.unasked += sent;
+        r.unasked_bytes += charge;
+        r.charged[TO_PEER] += charge;
+        if let Some((to_peer, _)) = self.windows {
+            c.windows.charge(to_peer, charge);
+        }
+        built
+    }
+
+    /// How many packets like `plan`, which has just left, would follow it without another thought.
+    fn middles(&self, c: &Common, plan: &Plan) -> u32 {
+        let r = &self.req;
+        let (Some((to_peer, _)), Controller::Fixed(_)) = (self.windows, &r.cc) else { return 0 };
+        let again = r.top_psn != plan.psn.offset(1);
+        let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
+        if again || behind {
+            return 0;
+        }
+        // The next packet that is not in the middle, and the next one that asks for an ACK, end it.
+        let left = (r.track(r.cur).packets - r.cur_packet).saturating_sub(1);
+        let unasked = c.config.ack_every.saturating_sub(r.unasked + 1);
+        let quarter = (c.windows.limit(to_peer) / 4).saturating_sub(r.unasked_bytes + 1);
+        let room = c.windows.room(to_peer, self.unit()).min(quarter) / plan.charge;
+        let room = u32::try_from(room).unwrap_or(u32::MAX);
+        left.min(unasked).min(room).min(self.budget[REQUESTS])
     }
 
     /// Bookkeeping after a packet went into the batch.

@@ -23,6 +23,7 @@ use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
 use crate::time::Instant;
 use crate::wire::num::Psn;
+use crate::wire::opcode::Position;
 use crate::wire::packet::PacketBuilder;
 
 /// PSNs that may be unacknowledged: half of the number space, so that old and new can be told apart.
@@ -268,17 +269,23 @@ impl Qp {
             if !batch.takes(&self.path, size) {
                 return Turn::Full;
             }
-            if self.build(c, batch, &plan, size).is_err() {
+            let mut built = self.build(c, batch, &plan, size);
+            if built.is_ok() {
+                c.observe(|| plan.gathered(self.qpn));
+                self.budget[REQUESTS] -= 1;
+                if self.kind.is_reliable() {
+                    self.sent(c, &plan, size);
+                    if plan.opcode.info().position == Position::Middle {
+                        built = self.send_middles(c, batch, &plan, size);
+                    }
+                } else {
+                    self.left(c, &plan, size);
+                }
+            }
+            if built.is_err() {
                 // The request fails in its turn, when those before it are done.
                 self.fail_locally(c, self.req.cur, WcStatus::LocProt);
                 return Turn::Idle;
-            }
-            c.observe(|| plan.gathered(self.qpn));
-            self.budget[REQUESTS] -= 1;
-            if self.kind.is_reliable() {
-                self.sent(c, &plan, size);
-            } else {
-                self.left(c, &plan, size);
             }
         }
     }
@@ -433,7 +440,9 @@ impl Qp {
 
     /// Notes that a request failed on this side. Those before it complete first; nothing more is sent.
     pub(super) fn fail_locally(&mut self, c: &mut Common, index: u32, status: WcStatus) {
-        if self.req.failed.is_none() {
+        // Of several the oldest counts: one that was sent already may fail later, when it is made anew for a retry.
+        let age = |i: u32| i.wrapping_sub(self.req.una);
+        if self.req.failed.is_none_or(|(other, _)| age(index) < age(other)) {
             self.req.failed = Some((index, status));
         }
         self.report_failed(c);

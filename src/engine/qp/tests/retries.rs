@@ -347,6 +347,36 @@ fn what_fails_first_is_told_also_if_a_later_request_failed_before() {
 }
 
 #[test]
+fn a_request_whose_memory_goes_before_its_retry_fails_before_a_later_one_that_failed_already() {
+    let mut s = Script::with(&Setup { timeout: 8, ..Setup::default() });
+    s.post(SendOp::Send, 1, 8);
+    let sge = Sge { lkey: Lkey(0x1234), ..s.sge(0, 8) };
+    s.post_wqe(Script::wqe(SendOp::Send, 2), &[sge]);
+    s.expect(&["SEND_ONLY 001000 A +8"]);
+    s.engine.deregister(s.pd, s.mr.lkey).unwrap();
+    assert_eq!(s.results(), []);
+    // Its packet is lost, and cannot be made again.
+    s.wait(timeout(8) + TICK + TICK);
+    assert_eq!(s.results(), [(1, LocProt), (2, WrFlush)]);
+    s.silent();
+    assert_eq!((s.engine.poll_timeout(), s.engine.in_flight()), (None, (0, 0)));
+}
+
+#[test]
+fn memory_that_ends_in_the_middle_of_a_long_message() {
+    // Packets from the middle leave in a row: those that could be made are in flight, and count.
+    let mut s = Script::new();
+    s.post(SendOp::Send, 1, 8);
+    let pieces = [s.sge(0, 6 * 1024), Sge { lkey: Lkey(0x1234), ..s.sge(0, 4096) }];
+    s.post_wqe(Script::wqe(SendOp::Write, 2), &pieces);
+    assert_eq!(s.sent().len(), 7);
+    s.recv(ack(SQ + 6, 0x1f));
+    assert_eq!(s.results(), [(1, Success), (2, LocProt)]);
+    s.silent();
+    assert_eq!(s.engine.in_flight(), (0, 0));
+}
+
+#[test]
 fn requests_that_cannot_be_carried_out() {
     let cases: [(SendOp, u32, WcStatus); 6] = [
         (SendOp::AtomicWrite, 4, WcStatus::LocLen),
