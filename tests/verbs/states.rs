@@ -40,8 +40,11 @@ fn error() -> QpAttr {
 
 #[track_caller]
 fn refused(side: &Side, attr: &QpAttr) -> Cause {
-    // The peer may be at work: on a real network its packets move these at any time.
-    let settled = || QpAttr { rq_psn: None, sq_psn: None, ..side.qp.query().unwrap() };
+    // In RTS the peer may be at work: on a real network its packets move these at any time.
+    let settled = || match side.qp.query().unwrap() {
+        told if told.state == Some(QpState::Rts) => QpAttr { rq_psn: None, sq_psn: None, ..told },
+        told => told,
+    };
     let before = settled();
     let e = side.qp.modify(attr).unwrap_err();
     assert_eq!(e.errno(), Some(EINVAL), "{e}");
