@@ -1,6 +1,7 @@
 //! A rate that nothing changes.
 
-use super::CongestionControl;
+use super::{CongestionControl, State};
+use crate::time::Instant;
 
 /// Sends at a fixed rate, or as fast as it can.
 ///
@@ -29,5 +30,9 @@ impl Fixed {
 impl CongestionControl for Fixed {
     fn pacing_rate(&self) -> Option<u64> {
         self.rate
+    }
+
+    fn state(&self, _now: Instant) -> State {
+        State { algorithm: "fixed", rate: self.rate, ..State::default() }
     }
 }

@@ -3,9 +3,13 @@
 //! The engine tells an algorithm what happened ([`CongestionControl`]) and asks it for a rate and a
 //! window; pacing itself is the engine's. [`Fixed`] is the algorithm of a queue pair that nobody slows.
 
+mod dcqcn;
 mod fixed;
+mod params;
 
+pub use dcqcn::Dcqcn;
 pub use fixed::Fixed;
+pub use params::{AlphaClock, Clamp, DcqcnConfig, ParamError, Stages};
 
 use std::fmt;
 
@@ -33,6 +37,22 @@ pub enum Loss {
     ImpliedNak,
     /// Nothing arrived in time.
     Timeout,
+}
+
+/// What an algorithm has come to, for whoever looks on.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[non_exhaustive]
+pub struct State {
+    /// Its name.
+    pub algorithm: &'static str,
+    /// Bits per second at which packets leave.
+    pub rate: Option<u64>,
+    /// Bits per second that it is on its way to.
+    pub target: Option<u64>,
+    /// Its estimate of congestion, 0 to 1.
+    pub alpha: Option<f64>,
+    /// Most unacknowledged bytes.
+    pub cwnd: Option<u32>,
 }
 
 /// The reaction point of one queue pair: told what happens, asked how fast to go.
@@ -72,5 +92,16 @@ pub trait CongestionControl: fmt::Debug + Send {
     /// Most unacknowledged bytes; `None`: no limit of its own.
     fn cwnd(&self) -> Option<u32> {
         None
+    }
+    /// Whether packets with data tell switches that they may be marked (ECT(0), RFC 3168). Asked once, when the
+    /// queue pair is made.
+    fn wants_ecn(&self) -> bool {
+        false
+    }
+    /// What it has come to.
+    fn state(&self, now: Instant) -> State {
+        let _ = now;
+        let (rate, cwnd) = (self.pacing_rate(), self.cwnd());
+        State { algorithm: "custom", rate, cwnd, ..State::default() }
     }
 }
