@@ -276,6 +276,15 @@ impl Context {
             ("port_truncated", stats.truncated),
             ("port_malformed", stats.malformed),
             ("port_gso_refused", stats.gso_refused),
+            ("port_other_station", stats.other_station),
+            ("port_wrong_vlan", stats.wrong_vlan),
+            ("port_wrong_address", stats.wrong_address),
+            ("port_fragments", stats.fragments),
+            ("port_bad_checksum", stats.bad_checksum),
+            ("port_other_traffic", stats.other_traffic),
+            ("port_unresolved", stats.unresolved),
+            ("port_unanswered", stats.unanswered),
+            ("port_bad_framing", stats.bad_framing),
             ("port_uncaptured", stats.uncaptured),
         ] {
             all.insert(name.to_owned(), n);

@@ -1,0 +1,1 @@
+//! A station, frame by frame.
