@@ -246,3 +246,6 @@ fn bind(socket: &Socket, kind: Type, path: &Path) -> Result<SocketFile, FramesEr
     socket.bind(&name).map_err(FramesError::at("making the socket", path))?;
     Ok(SocketFile::of(path))
 }
+
+#[cfg(test)]
+mod tests;

@@ -563,6 +563,12 @@ impl Station {
         }
     }
 
+    /// Hands over what could leave: answers, questions, and what waited for an answer.
+    pub fn drain(&mut self, mut each: impl FnMut(&[u8])) {
+        self.outbox.ready().for_each(|waiting| each(&waiting.frame));
+        while self.outbox.pop_ready().is_some() {}
+    }
+
     /// When to call [`Station::handle_timeout`] next.
     pub fn next_due(&self) -> Instant {
         self.neighbours.next_due()

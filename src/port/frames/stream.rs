@@ -16,7 +16,7 @@ use crate::port::ether::{Frames, Got};
 use crate::time::Instant;
 
 /// Bytes of the largest frame: `NET_BUFSIZE` of QEMU.
-const LARGEST: usize = 4096 + 65_536;
+pub(super) const LARGEST: usize = 4096 + 65_536;
 /// Bytes in front of each frame.
 const LENGTH: usize = 4;
 /// Bytes that are read or written at once, at most.
