@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use softroce::prelude::*;
 
-use super::testbed::Testbed;
+use super::testbed::{LONG, Testbed};
 use super::udp;
 
 mod annex;
@@ -39,7 +39,10 @@ pub(crate) fn cable(options: &str) -> [Context; 2] {
     let [a, b] = [fresh("sock"), fresh("sock")].map(|path| path.display().to_string());
     let first = format!("soft:frames={a},peer={b},ip=10.99.0.1/24,ip=fd99::1/64{options}");
     let second = format!("soft:frames={b},peer={a},ip=10.99.0.2/24,ip=fd99::2/64{options}");
-    [first, second].map(|name| Context::open(&name).unwrap())
+    let [first, second] = [first, second].map(|name| Context::open(&name).unwrap());
+    // It was alone at first.
+    assert_eq!(first.wait_event(LONG), Ok(Event::PortActive { port: 1 }));
+    [first, second]
 }
 
 /// Two devices on a cable of datagrams.

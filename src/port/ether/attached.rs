@@ -13,7 +13,7 @@ use super::station::{Route, Station};
 use super::{StationConfig, outbox};
 use crate::net::{Ident, PortCaps, SrcPort, Transmit};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 
 /// Most frames that a link is offered at once.
 const BATCH: usize = 32;
@@ -21,6 +21,9 @@ const BATCH: usize = 32;
 const SEGMENTS: usize = 16;
 /// Most bytes of a transmission: what the largest batch holds.
 const MAX_TRANSMIT: usize = 60 << 10;
+
+/// When to offer a link again what it did not take of answers, and of what waited for a neighbour.
+const RETRY_FLUSH: Duration = Duration::from_millis(1);
 
 /// What carries frames.
 ///
@@ -214,12 +217,14 @@ impl<L: Link> EtherPort<L> {
     fn arm(&mut self, at_once: bool) -> io::Result<()> {
         let now = (self.clock)();
         let due = self.station.next_due().min(self.link.next_due());
-        let due = if at_once { now } else { due };
+        // What waited for a neighbour is in no batch whose owner would try again.
+        let stuck = self.station.outbox.is_ready().then(|| now + RETRY_FLUSH);
+        let due = if at_once { now } else { stuck.map_or(due, |retry| due.min(retry)) };
         if due >= self.rings {
             return Ok(());
         }
         // Zero would switch it off.
-        let wait = (due - now).max(std::time::Duration::from_nanos(1));
+        let wait = (due - now).max(Duration::from_nanos(1));
         let expiration = Expiration::OneShot(TimeSpec::from_duration(wait));
         self.timer.set(expiration, TimerSetTimeFlags::empty())?;
         self.rings = due;
