@@ -77,7 +77,7 @@ pub fn run(data: &[u8]) -> Reached {
     while let [wait, len, behind @ ..] = rest {
         let (frame, next) = behind.split_at(usize::from(*len).min(behind.len()));
         rest = next;
-        now = now + Duration::from_millis(u64::from(*wait) * 20);
+        now += Duration::from_millis(u64::from(*wait) * 20);
         frames += 1;
         station.handle_timeout(now);
         if let Some((meta, range)) = station.receive(now, frame) {

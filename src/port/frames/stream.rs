@@ -217,12 +217,12 @@ impl Stream {
 
     pub(super) fn tend(&mut self, now: Instant, epoll: &Epoll) -> io::Result<()> {
         self.flush();
-        if self.connection.is_none() {
-            if let Some(socket) = self.next_connection(now) {
-                self.input.clear();
-                epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 1))?;
-                self.connection = Some(Connection { socket, watched: EpollFlags::EPOLLIN });
-            }
+        if self.connection.is_none()
+            && let Some(socket) = self.next_connection(now)
+        {
+            self.input.clear();
+            epoll.add(&socket, EpollEvent::new(EpollFlags::EPOLLIN, 1))?;
+            self.connection = Some(Connection { socket, watched: EpollFlags::EPOLLIN });
         }
         if let Some(connection) = &mut self.connection {
             let out = !self.output.is_empty();
