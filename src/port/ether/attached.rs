@@ -218,7 +218,7 @@ impl<L: Link> EtherPort<L> {
         let now = (self.clock)();
         let due = self.station.next_due().min(self.link.next_due());
         // What waited for a neighbour is in no batch whose owner would try again.
-        let stuck = self.station.outbox.is_ready().then(|| now + RETRY_FLUSH);
+        let stuck = self.station.is_ready().then(|| now + RETRY_FLUSH);
         let due = if at_once { now } else { stuck.map_or(due, |retry| due.min(retry)) };
         if due >= self.rings {
             return Ok(());
@@ -244,7 +244,7 @@ impl<L: Link> EtherPort<L> {
 
     /// Sends what waits and may leave. Says whether all has left.
     fn flush(&mut self, now: Instant) -> bool {
-        while self.station.outbox.is_ready() {
+        while self.station.is_ready() {
             self.frames.clear();
             for waiting in self.station.outbox.ready() {
                 let Some(slot) = self.frames.spare() else { break };
@@ -389,7 +389,7 @@ impl<L: Link> Port for EtherPort<L> {
         rx.clear();
         let now = self.tend()?;
         while let Some(buf) = rx.spare() {
-            let Some((meta, len)) = self.station.outbox.take_own(buf) else { break };
+            let Some((meta, len)) = self.station.take_own(buf) else { break };
             rx.commit(meta, len, None);
         }
         self.station.stats.receive_calls += 1;
@@ -415,14 +415,14 @@ impl<L: Link> Port for EtherPort<L> {
             }
         }
         self.flush(now);
-        self.arm(self.station.outbox.has_own() || self.link.is_due())
+        self.arm(self.station.has_own() || self.link.is_due())
     }
 
     fn send(&mut self, tx: &mut TxBatch) -> io::Result<()> {
         self.blocked = false;
         let now = self.tend()?;
         self.send_all(now, tx);
-        self.arm(self.station.outbox.has_own() || self.link.is_due())
+        self.arm(self.station.has_own() || self.link.is_due())
     }
 
     fn readiness(&self) -> Option<BorrowedFd<'_>> {

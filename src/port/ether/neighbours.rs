@@ -215,7 +215,10 @@ mod tests {
     #[test]
     fn the_table_is_bounded() {
         let mut table = Neighbours::new();
-        let ip = |n: usize| IpAddr::from([10, 0, 1 + (n / 256) as u8, (n % 256) as u8]);
+        let ip = |n: usize| {
+            let [_, _, c, d] = u32::try_from(n + 256).unwrap().to_be_bytes();
+            IpAddr::from([10, 0, c, d])
+        };
         table.learn(at(0), A, MAC, true, true);
         for n in 0..MOST - 1 {
             assert_eq!(table.find(at(1), ip(n)), Found::Asked);

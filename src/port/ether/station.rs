@@ -563,6 +563,21 @@ impl Station {
         }
     }
 
+    /// Whether something could leave.
+    pub fn is_ready(&self) -> bool {
+        self.outbox.is_ready()
+    }
+
+    /// Whether there is something from ourselves.
+    pub fn has_own(&self) -> bool {
+        self.outbox.has_own()
+    }
+
+    /// The next datagram from ourselves, into the front of `buf`, and its length.
+    pub fn take_own(&mut self, buf: &mut [u8]) -> Option<(RxMeta, usize)> {
+        self.outbox.take_own(buf)
+    }
+
     /// Hands over what could leave: answers, questions, and what waited for an answer.
     pub fn drain(&mut self, mut each: impl FnMut(&[u8])) {
         self.outbox.ready().for_each(|waiting| each(&waiting.frame));

@@ -414,9 +414,9 @@ fn what_is_sent_to_oneself_comes_back_and_is_bounded() {
     let path = path("10.99.0.1", "10.99.0.1");
     station.send_to_self(&path, 7, b"echo");
     let mut buf = [0; 16];
-    let (meta, len) = station.outbox.take_own(&mut buf).unwrap();
+    let (meta, len) = station.take_own(&mut buf).unwrap();
     assert_eq!((&buf[..len], meta.ident, meta.path), (&b"echo"[..], Some(7), path));
-    assert!(station.outbox.take_own(&mut buf).is_none());
+    assert!(station.take_own(&mut buf).is_none());
     for _ in 0..2000 {
         station.send_to_self(&path, 7, &[1; 4096]);
     }
