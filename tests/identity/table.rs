@@ -99,7 +99,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         place: Place::At(12, &[0xff]),
         applies: |c| c.capture.name == "nak-invalid-request-v6" && c.is(Operation::Acknowledge),
         count: 2,
-        reason: "a SEND that is longer than the receive is an invalid request, 0x61 (IBTA 9.7.5.2). rdma_rxe calls it \
+        reason: "a SEND that is longer than the receive is an invalid request, 0x61 (IBTA 9.9.3). rdma_rxe calls it \
                  a remote operational error, 0x63.",
     },
     Difference {
@@ -108,7 +108,7 @@ pub(crate) const DIFFERENCES: &[Difference] = &[
         applies: |c| c.is(Operation::ReadResponse) && c.capture.name.contains("loss-"),
         count: 5,
         reason: "what is asked for again of a READ is a request of its own, whose answer begins with FIRST or ONLY \
-                 (IBTA 9.7.5.1), and with an AETH. rdma_rxe goes on with MIDDLE or LAST. As requester we take both.",
+                 (IBTA 9.7.5), and with an AETH. rdma_rxe goes on with MIDDLE or LAST. As requester we take both.",
     },
     Difference {
         field: "IP hop limit",
