@@ -53,13 +53,17 @@ const SERVER: u8 = 3;
 
 impl Listener {
     fn start(test: u8) -> Self {
+        Self::run(ping(&["--listen", "-d", &device(test, SERVER)]))
+    }
+
+    /// This command, at a free port; it has said that it waits.
+    fn run(mut command: Command) -> Self {
         let port = free_port();
-        let args = ["--listen", "-d", &device(test, SERVER), "-p", &port.to_string()];
-        let mut child = ping(&args).stdout(Stdio::piped()).spawn().unwrap();
+        command.args(["-p", &port.to_string()]).stdout(Stdio::piped());
+        let mut child = command.spawn().unwrap();
         let out = BufReader::new(child.stdout.take().unwrap());
         let mut listener = Self { child, out, port };
-        let invitation = format!("softroce ping -p {port} {}", address(test, SERVER));
-        while listener.line().trim() != invitation {}
+        while !listener.line().trim().starts_with(&format!("softroce ping -p {port} ")) {}
         listener
     }
 
@@ -480,13 +484,13 @@ fn a_server_of_ibv_rc_pingpong_without_an_index() {
 const EXAMPLE: [u8; 52] = *b"0000:000011:000022:00000000000000000000ffff7f000001\0";
 
 #[test]
-fn no_way_and_a_port_without_a_link() {
+fn networks_of_our_own() {
     if std::env::var_os("SOFTROCE_NETNS").is_some() {
         return in_a_namespace();
     }
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/netns.sh");
     let test = std::env::current_exe().unwrap();
-    let args = ["--exact", "no_way_and_a_port_without_a_link", "--nocapture"];
+    let args = ["--exact", "networks_of_our_own", "--nocapture"];
     let inside = Running::start(Command::new(script).arg(test).args(args)).finish();
     match inside.code {
         Some(77) => skip(inside.stderr.trim()),
@@ -505,6 +509,16 @@ fn in_a_namespace() {
     assert_eq!(code, Some(1));
     assert!(stderr.contains("address: 203.0.113.1 cannot be reached from here"), "{stderr}");
 
+    // Two addresses of IPv6.
+    let listener = Listener::run(ping(&["--listen", "-d", "soft:udp=fd00::2"]));
+    let port = listener.port.to_string();
+    let out = run(&["fd00::2", "-p", &port, "-d", "soft:udp=fd00::1", "-c", "2", "-i", "0"]).ok();
+    assert!(
+        out.contains("PING fd00::2 (fd00::2) from fd00::1 (soft:udp=fd00::1): 1 byte"),
+        "{out}"
+    );
+    assert!(out.contains("2 sent, 2 answered"), "{out}");
+
     // An interface whose other end is down; the host is found by another way.
     ip("link add v0 type veth peer name v1");
     ip("address add 10.9.0.1/24 dev v0");
@@ -514,4 +528,82 @@ fn in_a_namespace() {
     let down = run(&[&host, "-p", &port, "-d", "soft:v0"]);
     assert_eq!(down.code, Some(1));
     assert!(down.stderr.contains("device: the port of soft:v0 is down"), "{}", down.stderr);
+    ip("link delete v0");
+
+    behind_a_router();
+}
+
+/// A network namespace of its own, as long as its process lives.
+struct Namespace(Child);
+
+impl Namespace {
+    fn new() -> Self {
+        let outside = std::fs::read_link("/proc/self/ns/net").unwrap();
+        let holder = Self(Command::new("unshare").args(["-n", "sleep", "600"]).spawn().unwrap());
+        let file = format!("/proc/{}/ns/net", holder.0.id());
+        // It has it once the process has got that far.
+        while std::fs::read_link(&file).unwrap() == outside {
+            thread::yield_now();
+        }
+        holder
+    }
+
+    fn pid(&self) -> String {
+        self.0.id().to_string()
+    }
+
+    /// The same command, run in it.
+    fn inside(&self, command: &Command) -> Command {
+        let mut inside = Command::new("nsenter");
+        inside.args(["-t", &self.pid(), "-n"]).arg(command.get_program()).args(command.get_args());
+        inside.env_remove("SOFTROCE_DEVICE").stdin(Stdio::null());
+        inside
+    }
+
+    fn sh(&self, script: &str) {
+        let mut sh = Command::new("sh");
+        let status = self.inside(sh.args(["-ec", script])).status().unwrap();
+        assert!(status.success(), "{script}");
+    }
+}
+
+impl Drop for Namespace {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Both ends have large packets, and the router between them has not.
+fn behind_a_router() {
+    let [router, far] = [(); 2].map(|()| Namespace::new());
+    ip("link add near type veth peer name r0");
+    ip(&format!("link set r0 netns {}", router.pid()));
+    ip("link set near mtu 9000 up");
+    ip("address add 10.8.0.1/24 dev near");
+    router.sh(&format!(
+        "ip link add r1 type veth peer name far netns {}
+         ip link set r0 mtu 9000 up
+         ip link set r1 mtu 1500 up
+         ip address add 10.8.0.254/24 dev r0
+         ip address add 10.8.1.254/24 dev r1
+         echo 1 >/proc/sys/net/ipv4/ip_forward",
+        far.pid()
+    ));
+    ip("route add 10.8.1.0/24 via 10.8.0.254");
+    far.sh("ip link set lo up
+         ip link set far mtu 9000 up
+         ip address add 10.8.1.1/24 dev far
+         ip route add default via 10.8.1.254");
+    let listener = Listener::run(far.inside(&ping(&["--listen", "-d", "soft:far"])));
+    let port = listener.port.to_string();
+    // Without a device: that of the address on the way.
+    let narrow = run(&["10.8.1.1", "-p", &port]);
+    assert_eq!(narrow.code, Some(1), "{}", narrow.stdout);
+    let what = "mtu: packets of 4096 bytes do not arrive; the path carries 1024: use --mtu 1024";
+    assert!(narrow.stderr.contains(what), "{}", narrow.stderr);
+    assert!(narrow.stdout.contains("from 10.8.0.1 (soft:udp=10.8.0.1)"), "{}", narrow.stdout);
+    let out =
+        run(&["10.8.1.1", "-p", &port, "-m", "1024", "-s", "9000", "-c", "2", "-i", "0"]).ok();
+    assert!(out.contains("2 sent, 2 answered"), "{out}");
 }

@@ -9,9 +9,21 @@ use super::{Failure, Result, Step};
 /// Counters of a device by name.
 pub(super) type Counters = BTreeMap<String, u64>;
 
-/// All counters of a device of this process.
+/// The counters of a device that tell something here, as far as they have counted. They are few, so that they fit
+/// the smallest packets: the path may not carry larger ones, and its TCP not know.
 pub(super) fn counters(ctx: &Context) -> Result<Counters> {
-    Ok(ctx.counters(1)?)
+    let all = ctx.counters(1)?.into_iter();
+    Ok(all
+        .filter(|(name, n)| *n > 0 && (is_drop(name) || TELLING.contains(&name.as_str())))
+        .collect())
+}
+
+const TELLING: [&str; 4] = ["sent_pkts", "send_err", "rcvd_pkts", "rx_icrc_encapsulated"];
+
+/// Whether it counts packets that arrive and are dropped.
+fn is_drop(name: &str) -> bool {
+    name.starts_with("drop_")
+        || matches!(name, "bad_pkey_cntr" | "port_overruns" | "port_wrong_interface")
 }
 
 /// What a device has counted since a moment.
@@ -33,10 +45,6 @@ impl Since {
 
     /// Packets that arrived and were dropped, with the names of the counters.
     fn dropped(&self) -> Option<String> {
-        let is_drop = |name: &str| {
-            name.starts_with("drop_")
-                || matches!(name, "bad_pkey_cntr" | "port_overruns" | "port_wrong_interface")
-        };
         let drops = self.0.iter().filter(|(name, _)| is_drop(name));
         let text: Vec<_> = drops.map(|(name, n)| format!("{name} {n}")).collect();
         (!text.is_empty()).then(|| text.join(", "))
