@@ -114,6 +114,9 @@ impl Engine {
         }
         let To::One(slot) = to else { return self.deliver_to_group(meta, &packet) };
         let Some(qp) = self.qps.at(slot) else { return };
+        if meta.path.ecn() == Ecn::Ce {
+            qp.handle_mark(&self.common, &packet);
+        }
         if info.operation == Operation::Cnp {
             let handled = qp.handle_cnp(&self.common);
             self.common.count(if handled { Counter::RpCnpHandled } else { Counter::RpCnpIgnored });

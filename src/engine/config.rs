@@ -31,6 +31,8 @@ pub struct EngineConfig {
     /// After this time a further packet ahead of a gap draws another sequence NAK (the first may be lost).
     /// `None`: one NAK for each gap, as the standard has it.
     pub renak_after: Option<Duration>,
+    /// What is done about packets that come in marked.
+    pub cnp: CnpConfig,
     /// Packets in a row without a request for an ACK, at most.
     pub ack_every: u32,
     /// Partition table. Index 0 is the default partition, which a queue pair is in that asks for no other.
@@ -57,6 +59,7 @@ impl EngineConfig {
             window: WindowConfig::default(),
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
+            cnp: CnpConfig::default(),
             ack_every: 64,
             pkeys: vec![Pkey::DEFAULT],
             first_qpn: None,
@@ -65,6 +68,21 @@ impl EngineConfig {
             max_srq: MAX_SRQ,
             max_pd: 1 << 20,
         }
+    }
+}
+
+/// The notification point: how senders of packets that were marked on the way are told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CnpConfig {
+    /// Least time between two notifications of a queue pair (`np_min_time_between_cnps`). `None`: none is sent.
+    pub interval: Option<Duration>,
+    /// Traffic class of notifications: DSCP 48 (`np_cnp_dscp`), which switches serve first, and not ECN-capable.
+    pub traffic_class: u8,
+}
+
+impl Default for CnpConfig {
+    fn default() -> Self {
+        Self { interval: Some(Duration::from_micros(50)), traffic_class: 48 << 2 }
     }
 }
 

@@ -25,6 +25,10 @@ pub enum QpType {
 
 impl QpType {
     /// Whether its requests are acknowledged, and sent again until they are.
+    pub(crate) const fn is_connected(self) -> bool {
+        matches!(self, Self::Rc | Self::Uc)
+    }
+
     pub(crate) const fn is_reliable(self) -> bool {
         !matches!(self, Self::Uc | Self::Ud)
     }

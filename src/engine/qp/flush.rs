@@ -7,6 +7,7 @@
 //! without completions and makes those not yet polled invisible.
 
 use super::attr::QpState;
+use super::notification::Notification;
 use super::{Qp, Settings};
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -49,6 +50,7 @@ impl Qp {
         self.set_state(QpState::Err);
         self.release_all(c);
         self.resp.abandon();
+        self.notification = Notification::NONE;
         self.flush(c);
     }
 
@@ -85,6 +87,7 @@ impl Qp {
         self.forget_completions(c);
         self.release_all(c);
         self.resp.reset();
+        self.notification = Notification::NONE;
         self.face.sq.clear(&mut self.sq);
         self.forget_receives();
         let head = self.sq.head();

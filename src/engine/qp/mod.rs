@@ -2,13 +2,15 @@
 //!
 //! The *requester* ([`requester`]) turns work requests into packets and the *completer* ([`completer`])
 //! turns responses into completions; together they own the send queue. The *responder* ([`responder`])
-//! executes the peer's requests, and answers them ([`respond`]). What unreliable connections do otherwise
+//! executes the peer's requests, and answers them ([`respond`]); what it tells of marked packets stands in
+//! [`notification`]. What unreliable connections do otherwise
 //! stands in [`uc`], what datagrams do in [`ud`]. Each file says which rules it follows.
 
 mod annex;
 pub mod attr;
 mod completer;
 pub(crate) mod flush;
+mod notification;
 mod packets;
 mod receives;
 mod requester;
@@ -26,6 +28,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use attr::{AhAttr, QpCap, QpState, QpType};
 pub(super) use completer::{scatter_by, scatter_into};
+use notification::Notification;
 pub(crate) use receives::Receives;
 use requester::Requester;
 use responder::Responder;
@@ -36,7 +39,7 @@ use super::common::Common;
 use super::status::WcStatus;
 use super::window::{PACKET_CHARGE, WindowId};
 use crate::mem::{Access, PdId};
-use crate::net::Path;
+use crate::net::{Ecn, Path};
 use crate::queue::{Consumer, Cqe, CqeFlags, CqeKind, QpTag, RecvQueue, SendQueue, SendWqe};
 use crate::time::Instant;
 use crate::wire::icrc::IpFields;
@@ -199,6 +202,8 @@ pub(crate) struct Qp {
     budget: [u32; 2],
     /// Something was sent since a plain ACK left: one that waits goes with it.
     ack_follows: bool,
+    /// What it tells of packets that came in marked.
+    notification: Notification,
 }
 
 /// Indices into [`Qp::budget`].
@@ -277,11 +282,15 @@ impl Qp {
             armed: Instant::FAR_FUTURE,
             budget: [QUANTUM; 2],
             ack_follows: false,
+            notification: Notification::NONE,
         }
     }
 
     pub(crate) fn set_path(&mut self, path: Path, ip: IpFields) {
         self.path = path;
+        if path.ecn() == Ecn::NotEct && self.req.cc.peek().wants_ecn() {
+            self.path.traffic_class |= Ecn::Ect0 as u8;
+        }
         self.ip = ip;
     }
 
@@ -310,8 +319,11 @@ impl Qp {
         !matches!(self.state, QpState::Reset | QpState::Err)
     }
 
-    /// Sends what it can into `batch`: answers first, then requests, then a plain ACK if one waits.
+    /// Sends what it can into `batch`: a congestion notification before all, then answers, then requests, then a plain ACK if one waits.
     pub(crate) fn send(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
+        if self.notification.due && !self.send_notification(c, batch) {
+            return Turn::Full;
+        }
         let before = batch.count();
         let answers = self.send_responses(c, batch);
         let turn = match answers {
@@ -338,7 +350,7 @@ impl Qp {
 
     /// Whether there may be something to send besides a plain ACK. It costs little to be wrong.
     pub(crate) fn wants_to_send(&self) -> bool {
-        self.resp.is_urgent() || self.may_request()
+        self.notification.due || self.resp.is_urgent() || self.may_request()
     }
 
     /// Whether a plain ACK waits.
@@ -348,7 +360,8 @@ impl Qp {
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        if matches!(self.state, QpState::Rts | QpState::Sqd) { self.req.deadline() } else { None }
+        let is_sender = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        if is_sender { self.req.deadline() } else { None }
     }
 
     /// A header towards the peer.

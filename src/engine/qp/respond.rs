@@ -3,7 +3,7 @@
 //! *Rules.* Answers leave in the order of their PSNs (IBTA 9.7.5.1): those of READs and atomics first,
 //! then the ACK or NAK that waits behind them. A NAK is counted when it leaves: one that is overtaken by what it
 //! asks for is never sent. READ responses are made from memory packet by packet,
-//! when they leave; a key that has died by then ends the answer with a NAK, never with bytes that were
+//! when they leave, at the pace of congestion control; a key that has died by then ends the answer with a NAK, never with bytes that were
 //! not read.
 
 use super::annex::Advance;
@@ -46,6 +46,8 @@ enum Answer {
     Begun,
     /// Nothing more of it at this instant.
     NotNow,
+    /// The pace holds it back.
+    Paced,
 }
 
 impl Qp {
@@ -74,6 +76,7 @@ impl Qp {
                 Answer::Ready => continue,
                 Answer::Begun => return Turn::Spent,
                 Answer::NotNow => return Turn::Stalled,
+                Answer::Paced => return Turn::Idle,
             }
             self.resp.answered_one(place);
         }
@@ -124,6 +127,9 @@ impl Qp {
         };
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
         let ext = Ext { aeth: Some(aeth), ..Ext::default() };
+        if self.is_paced(c) {
+            return Answer::Paced;
+        }
         let size = PacketBuilder::size(opcode, payload);
         if !batch.takes(&self.path, size) {
             return Answer::Full;
@@ -140,6 +146,7 @@ impl Qp {
         }
         let size = builder.finish(&ip);
         batch.commit(&self.path, size, self.handle.as_u64());
+        self.pace(c, size + self.path.header_len());
         Answer::Sent
     }
 

@@ -5,6 +5,7 @@ mod annex;
 mod duplicates;
 mod hostile;
 mod nak;
+mod notification;
 mod partitions;
 mod psn;
 mod reads;

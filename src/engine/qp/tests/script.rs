@@ -25,7 +25,7 @@ use crate::engine::status::WcStatus;
 use crate::engine::tests::pair::{QKEY, Setup, fitting, pattern};
 use crate::engine::{Acks, Engine, LocalGid, QpInit};
 use crate::mem::{Access, IovaChoice, MwKind, PdId, Region, Registered, Sge};
-use crate::net::{Ident, Path, PortCaps, RxMeta, SrcPort};
+use crate::net::{Ecn, Ident, Path, PortCaps, RxMeta, SrcPort};
 use crate::queue::{BindWqe, CqShared, Cqe, RecvQueue, SendFlags, SendOp, SendWqe};
 use crate::time::{Duration, Instant};
 use crate::wire::headers::{AtomicAckEth, AtomicEth, Deth, Ext, Feth, Ieth, ImmDt, Reth};
@@ -213,6 +213,8 @@ impl In {
 /// A packet that left.
 #[derive(Clone, Debug)]
 pub(super) struct Out {
+    /// Traffic class.
+    pub(super) class: u8,
     /// Since the script began.
     pub(super) at: Duration,
     /// Which address and queue pair it is for.
@@ -408,6 +410,15 @@ impl Script {
         self.datagram(&path, self.ident, &bytes);
     }
 
+    /// The same, marked by a switch.
+    pub(super) fn recv_marked(&mut self, packet: In) {
+        self.ident = self.ident.wrapping_add(1);
+        let path = Path { traffic_class: Ecn::Ce as u8, ..self.path() };
+        let bytes = packet.bytes(self.face.qpn(), &path, self.ident);
+        self.datagram(&path, self.ident, &bytes);
+        self.pump();
+    }
+
     /// Any bytes arrive, along any path.
     pub(super) fn datagram(&mut self, path: &Path, ident: u16, bytes: &[u8]) {
         let meta = RxMeta { path: *path, ident: Some(ident), df: Some(true), gro_index: 0 };
@@ -432,6 +443,7 @@ impl Script {
                 Some(deth) => assert_eq!(deth.src_qp, self.face.qpn()),
             }
             self.out.push(Out {
+                class: t.path.traffic_class,
                 at: self.now - START,
                 to: (t.path.dst, packet.dest_qp().raw()),
                 port: t.path.src_port,
@@ -622,9 +634,11 @@ impl Script {
 #[track_caller]
 fn check_form(packet: &Packet<'_>, pkey: u16) {
     let (b, info) = (packet.datagram(), packet.info());
-    assert_eq!(b[1] & 0x4f, 0x40, "MigReq set, transport version 0");
+    let is_cnp = info.operation == Operation::Cnp;
+    assert_eq!(b[1] & 0x4f, if is_cnp { 0 } else { 0x40 }, "MigReq set, transport version 0");
     assert_eq!(packet.pkey(), Pkey(pkey), "its partition");
-    assert_eq!(b[4], 0, "FECN, BECN, reserved");
+    assert_eq!(b[4], if is_cnp { 0x40 } else { 0 }, "FECN, BECN, reserved");
+    assert!(!is_cnp || b[12..28] == [0; 16] && b.len() == 32, "16 reserved bytes");
     assert_eq!(b[8] & 0x7f, 0, "reserved");
     let end = b.len() - icrc::LEN;
     let pad = usize::from(packet.pad_count());

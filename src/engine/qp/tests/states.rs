@@ -252,12 +252,13 @@ fn only_the_peer_is_heard_on_its_own_path_and_partition() {
     assert_eq!((s.counter(C::RxIcrcEncapsulated), s.counter(C::RcvdPkts)), (1, 0));
     assert_eq!(s.results(), []);
 
-    // What does not matter: source port, traffic class, TTL; a limited member; MigReq, FECN, BECN.
+    // What does not matter: source port, traffic class (but that its mark is reported), TTL; a limited member; MigReq,
+    // FECN, BECN.
     let path = crate::net::Path { src_port: 0, traffic_class: 0xff, hop_limit: 1, ..good };
     let packet = pkt("SEND_ONLY", RQ).len(8).ask().pkey(0x7fff).flags();
     s.datagram(&path, 0, &packet.bytes(qpn, &path, 0));
     s.pump();
-    s.expect(&["ACK 002000 syn=1f msn=1"]);
+    s.expect(&["CNP 000000", "ACK 002000 syn=1f msn=1"]);
     assert_eq!(s.counter(C::NpEcnMarkedRocePackets), 1);
     assert_eq!(s.results(), [(1, Success)]);
 }
