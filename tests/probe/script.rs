@@ -164,17 +164,20 @@ impl<'c> Prober<'c> {
             0x10 => "RC_READ_RESP_ONLY",
             0x11 => "RC_ACK",
             0x12 => "RC_ATOMIC_ACK",
+            0x81 => "CNP",
             other => panic!("opcode {other:#x}"),
         };
         let word = |at: usize| u32::from_be_bytes(d[at..at + 4].try_into().unwrap());
-        let mut text = format!("{name} qpn={:06x} psn={:06x}", word(4), word(8) & 0xff_ffff);
+        let mut text =
+            format!("{name} qpn={:06x} psn={:06x}", word(4) & 0xff_ffff, word(8) & 0xff_ffff);
         for (set, letter) in
             [(word(8) >> 31 == 1, " A"), (d[1] & 0x80 != 0, " S"), (d[1] & 0x40 != 0, " M")]
         {
             text += if set { letter } else { "" };
         }
         text += &format!(" pad={} pkey={:02x}{:02x}", d[1] >> 4 & 3, d[2], d[3]);
-        if d[0] != 0x0e {
+        // Those that have an AETH.
+        if !matches!(d[0], 0x0e | 0x81) {
             text += &format!(" syndrome={:02x} msn={}", d[12], word(12) & 0xff_ffff);
         }
         format!("{text} | {around}")
