@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use super::Engine;
 use super::cause::Cause;
-use super::cc::CongestionControl;
+use super::cc::{CongestionControl, State};
 use super::common::Common;
 use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
@@ -428,6 +428,15 @@ impl Engine {
         Ok((path, ip))
     }
 
+    /// What the congestion control of a queue pair has come to.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is gone.
+    pub fn congestion(&mut self, now: Instant, handle: QpHandle) -> Result<State, Cause> {
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        Ok(qp.congestion(now))
+    }
+
     /// What a queue pair is set to: `ibv_query_qp(3)`.
     ///
     /// # Errors
@@ -457,7 +466,7 @@ impl Engine {
             path_mig: Some(super::qp::attr::MigState::Migrated),
             cap: Some(qp.face.cap()),
             dest_qpn: Some(qp.dest_qp.raw()),
-            rate_limit: None,
+            rate_limit: Some(qp.rate_limit()),
         })
     }
 
@@ -613,6 +622,9 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
     }
     if let Some(dest) = attr.dest_qpn {
         qp.dest_qp = Qpn::new(dest);
+    }
+    if let Some(limit) = attr.rate_limit {
+        qp.set_rate_limit(limit);
     }
 }
 

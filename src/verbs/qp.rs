@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
+use crate::engine::cc::State;
 use crate::engine::qp::attr::{Mask, attr_name};
 use crate::engine::{QpFace, QpHandle};
 use crate::mem::Access;
@@ -239,7 +240,7 @@ impl QueuePair {
     ///
     /// # Errors
     /// `EINVAL` with the attribute at fault: missing, not taken at this step, or out of range. `EBUSY`:
-    /// something is under way. `EOPNOTSUPP`: alternate path, rate limit.
+    /// something is under way. `EOPNOTSUPP`: alternate path.
     #[doc(alias = "ibv_modify_qp")]
     pub fn modify(&self, attr: &QpAttr) -> Result<()> {
         let nic = self.pd.nic();
@@ -267,6 +268,30 @@ impl QueuePair {
         let nic = self.pd.nic();
         nic.enter().of("ibv_query_qp")?;
         nic.control(|engine, _| engine.query_qp(self.handle)).of("ibv_query_qp")
+    }
+
+    /// What its congestion control has come to: rate, target, estimate of congestion.
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// use softroce::cc::{Dcqcn, DcqcnConfig};
+    ///
+    /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+    /// let [host, _] = softroce::sim::Sim::new(1).hosts(softroce::sim::Link::default());
+    /// let cq = host.create_cq(16)?;
+    /// let cc = Dcqcn::new(DcqcnConfig::preset("paper", 40_000_000_000)?)?;
+    /// let qp = host.alloc_pd()?.create_qp(QpType::Rc, &cq).congestion_control(cc).build()?;
+    /// let state = qp.congestion()?;
+    /// assert_eq!((state.algorithm, state.rate), ("dcqcn", Some(40_000_000_000)));
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    /// `EDEADLK` inside a tap of a simulation.
+    pub fn congestion(&self) -> Result<State> {
+        let nic = self.pd.nic();
+        nic.enter().of("ibv_query_qp")?;
+        nic.control(|engine, now| engine.congestion(now, self.handle)).of("ibv_query_qp")
     }
 
     /// What it was made with.

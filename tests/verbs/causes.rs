@@ -58,8 +58,6 @@ fn of_changing_a_queue_pair() {
     let is = |c: &Cause| matches!(c, Cause::Unsupported { .. });
     let alt = QpAttr::default().alt(Box::default());
     says(a.qp.connect_with(&peer, alt), verb, EOPNOTSUPP, is, &["alternate path"]);
-    let rate = QpAttr::default().rate_limit(1_u32);
-    says(a.qp.connect_with(&peer, rate), verb, EOPNOTSUPP, is, &["rate_limit"]);
     let is = |c: &Cause| matches!(c, Cause::UnexpectedAttr { .. });
     for (over, attr) in [
         (QpAttr::to(QpState::Rts), "state"),

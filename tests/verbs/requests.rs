@@ -310,7 +310,6 @@ fn what_is_not_offered_yet_is_refused() {
     no("alternate path", a.qp.modify(&QpAttr::default().alt(Box::new(alt))).unwrap_err().errno());
     let migrate = QpAttr::default().path_mig(MigState::Rearm);
     no("migration", a.qp.modify(&migrate).unwrap_err().errno());
-    no("rate limit", a.qp.modify(&QpAttr::default().rate_limit(1000_u32)).unwrap_err().errno());
     assert!(!ctx.attr().unwrap().xrc);
     // What belongs to datagrams is wrong on a connected queue pair.
     assert_eq!(a.qp.activate(1).unwrap_err().errno(), Some(EINVAL));

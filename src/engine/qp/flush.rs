@@ -92,6 +92,7 @@ impl Qp {
         self.forget_receives();
         let head = self.sq.head();
         self.req.start(self.req.una_psn, head);
+        self.req.limit = 0;
         *self.set = Settings::default();
         self.pkey = Pkey::DEFAULT;
     }

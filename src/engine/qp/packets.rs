@@ -226,12 +226,7 @@ impl Qp {
 
     /// Whether the pace holds the next packet back.
     fn is_ahead_of_pace(&self, c: &Common) -> bool {
-        match &self.req.cc {
-            Controller::Fixed(_) => false,
-            Controller::Custom(cc) => {
-                cc.pacing_rate().is_some() && self.req.next_send > c.now + PACING_BURST
-            }
-        }
+        self.req.next_send > c.now + PACING_BURST && self.req.pacing_rate().is_some()
     }
 
     /// The same; if so, it comes back when the pace lets it.
@@ -305,7 +300,9 @@ impl Qp {
     /// How many packets like `plan`, which has just left, would follow it without another thought.
     fn middles(&self, c: &Common, plan: &Plan) -> u32 {
         let r = &self.req;
-        let (Some((to_peer, _)), Controller::Fixed(_)) = (self.windows, &r.cc) else { return 0 };
+        let (Some((to_peer, _)), Controller::Fixed(_), 0) = (self.windows, &r.cc, r.limit) else {
+            return 0;
+        };
         let again = r.top_psn != plan.psn.offset(1);
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
         if again || behind {
@@ -354,13 +351,13 @@ impl Qp {
     /// Tells congestion control of a packet of `wire` bytes, headers included, and when the next may follow.
     pub(super) fn pace(&mut self, c: &Common, wire: usize) {
         let r = &mut self.req;
+        let wire = u32::try_from(wire).unwrap_or(u32::MAX);
         if let Controller::Custom(cc) = &mut r.cc {
-            let wire = u32::try_from(wire).unwrap_or(u32::MAX);
             cc.on_send(c.now, wire);
-            if let Some(rate) = cc.pacing_rate() {
-                let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
-                r.next_send = r.next_send.max(c.now) + Duration::from_nanos(ns);
-            }
+        }
+        if let Some(rate) = r.pacing_rate() {
+            let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
+            r.next_send = r.next_send.max(c.now) + Duration::from_nanos(ns);
         }
     }
 }

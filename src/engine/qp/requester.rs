@@ -11,7 +11,7 @@
 use super::packets::{PACING_BURST, Plan};
 use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
-use crate::engine::cc::{CongestionControl, Fixed};
+use crate::engine::cc::{CongestionControl, Fixed, State};
 use crate::engine::common::Common;
 use crate::engine::config::MAX_MSG;
 use crate::engine::event::AsyncEvent;
@@ -112,6 +112,8 @@ pub(super) struct Requester {
     /// The event of state SQD is still to come.
     pub(super) drain_event: bool,
     pub(super) cc: Controller,
+    /// Most bits per second, whatever congestion control says; 0: no limit.
+    pub(super) limit: u64,
     /// When the pace lets the next packet go.
     pub(super) next_send: Instant,
     /// A packet waits for that, or nearly that.
@@ -153,6 +155,7 @@ impl Requester {
             failed: None,
             drain_event: false,
             cc,
+            limit: 0,
             next_send: Instant::ZERO,
             ahead: false,
             no_room: None,
@@ -213,6 +216,18 @@ impl Requester {
     /// Whether something is in flight.
     pub(super) fn in_flight(&self) -> bool {
         self.una_psn != self.cursor()
+    }
+
+    /// Bits per second at which packets leave; `None`: as they come.
+    pub(super) fn pacing_rate(&self) -> Option<u64> {
+        let rate = match &self.cc {
+            Controller::Fixed(_) => None,
+            Controller::Custom(cc) => cc.pacing_rate(),
+        };
+        match (rate, self.limit) {
+            (rate, 0) => rate,
+            (rate, limit) => Some(rate.map_or(limit, |rate| rate.min(limit))),
+        }
     }
 
     pub(super) fn deadline(&self) -> Option<Instant> {
@@ -496,6 +511,22 @@ impl Qp {
     /// PSN of the next packet, as `query` tells it.
     pub(crate) fn sq_psn(&self) -> Psn {
         self.req.next_psn
+    }
+
+    /// The limit that its owner has set, in kbit/s; 0: none.
+    pub(crate) fn rate_limit(&self) -> u32 {
+        u32::try_from(self.req.limit / 1000).unwrap_or(u32::MAX)
+    }
+
+    /// Limits it to so many kbit/s; 0: no limit.
+    pub(crate) fn set_rate_limit(&mut self, kilobits: u32) {
+        self.req.limit = u64::from(kilobits) * 1000;
+    }
+
+    /// What its congestion control has come to.
+    pub(crate) fn congestion(&self, now: Instant) -> State {
+        let state = self.req.cc.peek().state(now);
+        State { rate: self.req.pacing_rate(), ..state }
     }
 
     /// A CNP arrived. `false`: nothing is sent that could be slowed.

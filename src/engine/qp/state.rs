@@ -174,9 +174,6 @@ fn check_ranges(attr: &QpAttr) -> Result<(), Cause> {
             what: "there is no alternate path: leave alt and path_mig out",
         });
     }
-    if attr.rate_limit.is_some() {
-        return Err(Cause::Unsupported { what: "rate_limit is not offered: leave it out" });
-    }
     Ok(())
 }
 

@@ -120,6 +120,36 @@ fn who_listens_to_marks_may_be_marked() {
 }
 
 #[test]
+fn a_rate_limit_is_kept_until_it_is_lifted() {
+    let mut s = Script::new();
+    let mut took = |limit: Option<u32>| {
+        if let Some(limit) = limit {
+            s.modify(&QpAttr::default().rate_limit(limit));
+        }
+        s.post(SendOp::Write, 1, 20 << 10);
+        for _ in 0..400 {
+            s.wait_us(10);
+        }
+        let sent = s.sent();
+        let (first, last) = (sent.first().unwrap(), sent.last().unwrap());
+        let psn = u32::from_str_radix(last.line.split(' ').nth(1).unwrap(), 16).unwrap();
+        s.recv(ack(psn, 0x1f));
+        assert_eq!(sent.len(), 20);
+        (last.at - first.at).as_micros()
+    };
+    assert_eq!(took(None), 0);
+    // 19 packets of 1068 bytes, at 100 Mbit/s, but for 20 microseconds.
+    let limited = took(Some(100_000));
+    assert!((1590..=1640).contains(&limited), "{limited}");
+    assert_eq!(took(Some(0)), 0);
+    s.modify(&QpAttr::default().rate_limit(7));
+    assert_eq!(s.engine.query_qp(s.qp).unwrap().rate_limit, Some(7));
+    assert_eq!(s.engine.congestion(s.now, s.qp).unwrap().rate, Some(7_000));
+    s.modify(&QpAttr::to(QpState::Reset));
+    assert_eq!(s.engine.query_qp(s.qp).unwrap().rate_limit, Some(0));
+}
+
+#[test]
 fn notifications_slow_requests_and_read_responses() {
     let cc = || -> Box<dyn crate::engine::cc::CongestionControl> {
         let config = DcqcnConfig::preset("paper", 1_000_000_000).unwrap();
