@@ -428,7 +428,7 @@ fn pingpong_server(test: u8, count: usize, size: usize) -> (u16, thread::JoinHan
             } else {
                 done += 1;
             }
-            if come > begun && done == begun {
+            if begun < count && come > begun && done == begun {
                 begun += 1;
                 side.qp.post_send(SendWr::send(2, side.mr.sge(HALF..HALF + size))).unwrap();
             }
