@@ -10,6 +10,8 @@ mod output;
 #[cfg(target_os = "linux")]
 mod perf;
 #[cfg(target_os = "linux")]
+mod ping;
+#[cfg(target_os = "linux")]
 mod raw;
 mod sim;
 mod tour;
@@ -29,6 +31,8 @@ enum Command {
     Decode(decode::Args),
     Sim(sim::Args),
     #[cfg(target_os = "linux")]
+    Ping(ping::Args),
+    #[cfg(target_os = "linux")]
     Perf(perf::Args),
 }
 
@@ -39,6 +43,8 @@ fn main() -> ExitCode {
             Command::Devinfo(args) => devinfo::run(&args),
             Command::Decode(args) => decode::run(&args),
             Command::Sim(args) => sim::run(&args),
+            #[cfg(target_os = "linux")]
+            Command::Ping(args) => ping::run(&args),
             #[cfg(target_os = "linux")]
             Command::Perf(args) => perf::run(&args),
         },

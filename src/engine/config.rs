@@ -37,6 +37,9 @@ pub struct EngineConfig {
     pub ack_every: u32,
     /// Partition table. Index 0 is the default partition, which a queue pair is in that asks for no other.
     pub pkeys: Vec<Pkey>,
+    /// Number of the first queue pair, where it matters to somebody who has recorded it; the others follow. `None`:
+    /// drawn from the seed. Numbers that are reserved are left out all the same.
+    pub first_qpn: Option<u32>,
     /// Most queue pairs.
     pub max_qp: u32,
     /// Most completion queues.
@@ -59,6 +62,7 @@ impl EngineConfig {
             cnp: CnpConfig::default(),
             ack_every: 64,
             pkeys: vec![Pkey::DEFAULT],
+            first_qpn: None,
             max_qp: (1 << 20) - 16,
             max_cq: 1 << 20,
             max_srq: MAX_SRQ,

@@ -125,7 +125,7 @@ impl Engine {
         // Somewhere in the lower half of the address space, on a page.
         let iova_base = (rng.next_u64() >> 20 | 1 << 40) & !0xfff;
         let random = rng.next_u32();
-        let qps = QpTable::new(random, config.max_qp);
+        let qps = QpTable::new(config.first_qpn.unwrap_or(random), config.max_qp);
         let next_ident = (rng.next_u32() & 0xffff) as u16;
         Self {
             // From the other end of the same word: elsewhere than queue pairs, mostly.

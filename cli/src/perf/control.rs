@@ -19,7 +19,7 @@ pub(super) const VERSION: u32 = 2;
 /// Longest line: 1024 queue pairs and their addresses fit.
 const LONGEST: usize = 1 << 20;
 /// How long an answer may take that needs no measuring.
-pub(super) const PATIENCE: Duration = Duration::from_secs(30);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 /// How long a server waits for its client.
 pub(super) const FOR_A_CLIENT: Duration = Duration::from_secs(600);
 /// How long a client tries to reach its server: they may have been started together.
@@ -92,14 +92,15 @@ pub(super) struct Drops {
 
 /// The connection to the other side.
 #[derive(Debug)]
-pub(super) struct Control {
+pub(crate) struct Control {
     stream: TcpStream,
     /// What has come and was not yet asked for.
     pending: Vec<u8>,
 }
 
 impl Control {
-    fn new(stream: TcpStream) -> Result<Self> {
+    /// Over a connection that is there already.
+    pub(crate) fn new(stream: TcpStream) -> Result<Self> {
         stream.set_nonblocking(false)?;
         stream.set_nodelay(true)?;
         stream.set_write_timeout(Some(PATIENCE))?;
@@ -163,21 +164,21 @@ impl Control {
     }
 
     /// Says something.
-    pub(super) fn send<T: Serialize>(&mut self, what: &T) -> Result<()> {
+    pub(crate) fn send<T: Serialize>(&mut self, what: &T) -> Result<()> {
         let mut line = serde_json::to_vec(what).map_err(Failure::run)?;
         line.push(b'\n');
         self.stream.write_all(&line).map_err(|e| gone(&e))
     }
 
     /// Hears something; waits for it as long as `patience`.
-    pub(super) fn receive<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T> {
+    pub(crate) fn receive<T: DeserializeOwned>(&mut self, patience: Duration) -> Result<T> {
         let until = now() + patience;
         let line = loop {
             if let Some(end) = self.pending.iter().position(|&b| b == b'\n') {
                 break self.pending.drain(..=end).collect::<Vec<u8>>();
             }
             if self.pending.len() > LONGEST {
-                return Err(Failure::run("the other side talks too much: is it softroce perf?"));
+                return Err(Failure::run("the other side talks too much: is it softroce?"));
             }
             let left = until.saturating_duration_since(now());
             if left.is_zero() {
@@ -201,7 +202,7 @@ impl Control {
     }
 
     /// Whether there is something to hear. Does not wait.
-    pub(super) fn is_ready(&mut self) -> Result<bool> {
+    pub(crate) fn is_ready(&mut self) -> Result<bool> {
         if !self.pending.is_empty() {
             return Ok(true);
         }
@@ -236,7 +237,7 @@ fn is_idle(e: &io::Error) -> bool {
 }
 
 /// Waits a little between two looks at something that cannot wake us.
-pub(super) fn pause() {
+pub(crate) fn pause() {
     // Nothing to wait for: this is the wait. If a signal ends it early, the next look comes early.
     let _ = poll(&mut [], AGAIN);
 }
@@ -245,7 +246,7 @@ pub(super) fn pause() {
 ///
 /// # Errors
 /// The port is taken, mostly.
-pub(super) fn listen(port: u16) -> Result<TcpListener> {
+pub(crate) fn listen(port: u16) -> Result<TcpListener> {
     let all = [
         SocketAddr::from((std::net::Ipv6Addr::UNSPECIFIED, port)),
         SocketAddr::from((std::net::Ipv4Addr::UNSPECIFIED, port)),

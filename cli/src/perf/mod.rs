@@ -16,7 +16,7 @@ use std::process::ExitCode;
 use crate::output;
 
 mod bandwidth;
-mod control;
+pub(crate) mod control;
 mod latency;
 mod options;
 mod ratios;
@@ -25,7 +25,9 @@ mod session;
 mod side;
 mod sweep;
 
+pub(crate) use options::PORT;
 use options::{Kind, Options};
+pub(crate) use side::open;
 
 /// Measure bandwidth and latency between two processes or machines.
 ///
@@ -84,7 +86,7 @@ enum Test {
 
 /// Why a test ends without a result.
 #[derive(Debug)]
-enum Failure {
+pub(crate) enum Failure {
     /// What was asked for cannot be.
     Usage(String),
     /// It went wrong.
@@ -109,7 +111,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-type Result<T, E = Failure> = std::result::Result<T, E>;
+pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// Measures, and says how it went.
 pub(crate) fn run(args: &Args) -> ExitCode {
@@ -136,6 +138,6 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 
 /// The real time.
 #[expect(clippy::disallowed_methods, reason = "measuring is about real time")]
-fn now() -> std::time::Instant {
+pub(crate) fn now() -> std::time::Instant {
     std::time::Instant::now()
 }

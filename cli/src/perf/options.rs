@@ -9,7 +9,7 @@ use softroce::verbs::Mtu;
 use super::{Failure, Result};
 
 /// perftest's port.
-pub(super) const PORT: u16 = 18515;
+pub(crate) const PORT: u16 = 18515;
 /// Sizes of `--all`: powers of two up to this.
 const LARGEST: u32 = 8 << 20;
 /// Completions are asked for with each message above this size, with some of the smaller ones (as perftest).

@@ -33,7 +33,7 @@ const BATCH: usize = 64;
 ///
 /// # Errors
 /// [`Failure::Usage`] if there is no such one.
-pub(super) fn open(device: Option<&str>) -> Result<Context> {
+pub(crate) fn open(device: Option<&str>) -> Result<Context> {
     let opened = match device {
         Some(name) => Context::open(name),
         None => softroce::open(),
