@@ -1,0 +1,338 @@
+//! What is run: rows (operations) and columns (who begins, over what, how much, and what goes wrong).
+//!
+//! The full product is too large for an emulated machine. What is run of it is three lists: every row, initiator, IP
+//! version and fault at one size and path MTU; every row, initiator, path MTU and size over IPv4; and for the pairs that
+//! these leave out, the list in `pairs.txt`.
+
+use std::fmt;
+
+use softroce::verbs::QpType;
+use softroce::wire::opcode::Position;
+
+use crate::relay::{Class, Dir, Faults, Rule};
+
+/// Which operation, on which kind of connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Row {
+    Send,
+    SendImm,
+    SendInv,
+    Write,
+    WriteImm,
+    Read,
+    Cas,
+    Faa,
+    AtomicWrite,
+    Flush,
+    Zero,
+    Srq,
+    Window,
+    UcSend,
+    UcWrite,
+    UdSend,
+    UdImm,
+    Multicast,
+}
+
+impl Row {
+    pub(crate) const ALL: [Self; 18] = [
+        Self::Send,
+        Self::SendImm,
+        Self::SendInv,
+        Self::Write,
+        Self::WriteImm,
+        Self::Read,
+        Self::Cas,
+        Self::Faa,
+        Self::AtomicWrite,
+        Self::Flush,
+        Self::Zero,
+        Self::Srq,
+        Self::Window,
+        Self::UcSend,
+        Self::UcWrite,
+        Self::UdSend,
+        Self::UdImm,
+        Self::Multicast,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Send => "rc-send",
+            Self::SendImm => "rc-send-imm",
+            Self::SendInv => "rc-send-inv",
+            Self::Write => "rc-write",
+            Self::WriteImm => "rc-write-imm",
+            Self::Read => "rc-read",
+            Self::Cas => "rc-cas",
+            Self::Faa => "rc-faa",
+            Self::AtomicWrite => "rc-atomic-write",
+            Self::Flush => "rc-flush",
+            Self::Zero => "rc-zero",
+            Self::Srq => "rc-srq",
+            Self::Window => "rc-window",
+            Self::UcSend => "uc-send",
+            Self::UcWrite => "uc-write",
+            Self::UdSend => "ud-send",
+            Self::UdImm => "ud-imm",
+            Self::Multicast => "ud-multicast",
+        }
+    }
+
+    pub(crate) fn kind(self) -> QpType {
+        match self {
+            Self::UcSend | Self::UcWrite => QpType::Uc,
+            Self::UdSend | Self::UdImm | Self::Multicast => QpType::Ud,
+            _ => QpType::Rc,
+        }
+    }
+
+    /// Messages are of a length that can be chosen.
+    pub(crate) fn has_length(self) -> bool {
+        !matches!(self, Self::Cas | Self::Faa | Self::AtomicWrite | Self::Zero)
+    }
+
+    /// Only kernels from 6.2 on know it.
+    pub(crate) fn is_new(self) -> bool {
+        matches!(self, Self::AtomicWrite | Self::Flush)
+    }
+
+    /// What may go wrong so that this row notices.
+    pub(crate) fn faults(self) -> &'static [Fault] {
+        use Fault::{Ack, Answer, AtomicAck, Clean, First, Last, Loss, Middle, Nak, Reorder, Request};
+        match self {
+            Self::Send
+            | Self::SendImm
+            | Self::SendInv
+            | Self::Write
+            | Self::WriteImm
+            | Self::Srq
+            | Self::Window => &[Clean, Loss, Reorder, Request, Ack, Nak],
+            Self::Read => &[Clean, Loss, Reorder, Request, First, Middle, Last],
+            Self::Cas | Self::Faa => &[Clean, Loss, Reorder, Request, AtomicAck],
+            Self::AtomicWrite => &[Clean, Loss, Reorder, Request, Answer],
+            Self::Flush => &[Clean, Loss, Reorder, Request, Answer],
+            Self::Zero => &[Clean, Loss, Reorder, Request, Ack, Answer],
+            Self::UcSend | Self::UcWrite | Self::UdSend | Self::UdImm | Self::Multicast => {
+                &[Clean, Loss, Reorder, Request]
+            }
+        }
+    }
+}
+
+/// What goes wrong on the way.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Fault {
+    Clean,
+    /// One packet in a hundred is lost, in both directions.
+    Loss,
+    /// Packets overtake each other.
+    Reorder,
+    // One packet is lost once.
+    Request,
+    Ack,
+    /// A request, and the NAK for it.
+    Nak,
+    /// A READ response at this place.
+    First,
+    Middle,
+    Last,
+    /// The only READ response.
+    Answer,
+    AtomicAck,
+}
+
+impl Fault {
+    pub(crate) const ALL: [Self; 11] = [
+        Self::Clean,
+        Self::Loss,
+        Self::Reorder,
+        Self::Request,
+        Self::Ack,
+        Self::Nak,
+        Self::First,
+        Self::Middle,
+        Self::Last,
+        Self::Answer,
+        Self::AtomicAck,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Clean => "clean",
+            Self::Loss => "loss",
+            Self::Reorder => "reorder",
+            Self::Request => "lose-request",
+            Self::Ack => "lose-ack",
+            Self::Nak => "lose-nak",
+            Self::First => "lose-first",
+            Self::Middle => "lose-middle",
+            Self::Last => "lose-last",
+            Self::Answer => "lose-answer",
+            Self::AtomicAck => "lose-atomic-ack",
+        }
+    }
+}
+
+/// Who posts the requests.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum By {
+    Us,
+    Kernel,
+}
+
+impl By {
+    pub(crate) const ALL: [Self; 2] = [Self::Us, Self::Kernel];
+
+    pub(crate) fn dir(self) -> Dir {
+        match self {
+            Self::Us => Dir::Us,
+            Self::Kernel => Dir::Kernel,
+        }
+    }
+}
+
+/// One cell of the table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Cell {
+    pub(crate) row: Row,
+    pub(crate) by: By,
+    pub(crate) v6: bool,
+    pub(crate) mtu: usize,
+    pub(crate) size: usize,
+    pub(crate) fault: Fault,
+}
+
+impl fmt::Display for Cell {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by = match self.by {
+            By::Us => "us",
+            By::Kernel => "kernel",
+        };
+        let ip = if self.v6 { "v6" } else { "v4" };
+        write!(f, "{} {by} {ip} mtu={} size={} {}", self.row.name(), self.mtu, self.size, self.fault.name())
+    }
+}
+
+/// The path MTU of the first list.
+pub(crate) const MTU: usize = 1024;
+/// Path MTUs.
+pub(crate) const MTUS: [usize; 3] = [256, 1024, 4096];
+
+/// Sizes where something changes.
+pub(crate) fn sizes(row: Row, mtu: usize) -> Vec<usize> {
+    if !row.has_length() {
+        return vec![natural_size(row)];
+    }
+    let mut sizes = vec![0, 1, mtu - 1, mtu];
+    if row.kind() != QpType::Ud {
+        sizes.extend([mtu + 1, (64 << 10) + 3, 1 << 20]);
+    }
+    sizes
+}
+
+/// The size of the first list: five packets, or what the row has.
+pub(crate) fn natural_size(row: Row) -> usize {
+    match row {
+        Row::Cas | Row::Faa | Row::AtomicWrite => 8,
+        Row::Zero => 0,
+        _ if row.kind() == QpType::Ud => 1021,
+        _ => 4 * MTU + 5,
+    }
+}
+
+/// Every row, initiator, IP version and fault.
+pub(crate) fn faults() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for row in Row::ALL {
+        for by in By::ALL {
+            for v6 in [false, true] {
+                for &fault in row.faults() {
+                    cells.push(Cell { row, by, v6, mtu: MTU, size: natural_size(row), fault });
+                }
+            }
+        }
+    }
+    cells
+}
+
+/// Every row, initiator, path MTU and size.
+pub(crate) fn lengths() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for row in Row::ALL {
+        for by in By::ALL {
+            for mtu in MTUS {
+                for size in sizes(row, mtu) {
+                    cells.push(Cell { row, by, v6: false, mtu, size, fault: Fault::Clean });
+                }
+            }
+        }
+    }
+    cells
+}
+
+/// How many cells the full product has.
+pub(crate) fn product() -> usize {
+    let of = |row: Row| MTUS.iter().map(|&mtu| sizes(row, mtu).len()).sum::<usize>() * row.faults().len() * 4;
+    Row::ALL.iter().map(|&row| of(row)).sum()
+}
+
+/// Of the first list, each row and initiator once clean, and each row's fault once; who begins and over what
+/// alternates.
+pub(crate) fn quick_faults() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for (r, row) in Row::ALL.into_iter().enumerate() {
+        for (f, &fault) in row.faults().iter().enumerate() {
+            for by in By::ALL {
+                let turn = r + f + usize::from(by == By::Kernel);
+                cells.push(Cell { row, by, v6: turn % 2 == 1, mtu: MTU, size: natural_size(row), fault });
+            }
+        }
+    }
+    cells
+}
+
+/// Of the second list, each row and size once; who begins and the path MTU alternate.
+pub(crate) fn quick_lengths() -> Vec<Cell> {
+    let mut turn = 0;
+    let mut cells = Vec::new();
+    for row in Row::ALL {
+        for size in 0..sizes(row, MTU).len() {
+            turn += 1;
+            let (mtu, by) = (MTUS[turn % 3], By::ALL[turn / 3 % 2]);
+            cells.push(Cell { row, by, v6: false, mtu, size: sizes(row, mtu)[size], fault: Fault::Clean });
+        }
+    }
+    cells
+}
+
+/// What the link does for a fault, once the requests come.
+pub(crate) fn link_faults(cell: &Cell, seed: u64) -> Faults {
+    let requests = cell.by.dir();
+    let answers = requests.other();
+    let lose = |from, class, skip| Faults { rules: vec![Rule { from, class, skip }], ..Faults::default() };
+    // In the middle of the message, if it has one.
+    let middle = if cell.size > 2 * cell.mtu && cell.row != Row::Read { 2 } else { 0 };
+    match cell.fault {
+        Fault::Clean => Faults::default(),
+        Fault::Loss => Faults { loss: Some(seed), ..Faults::default() },
+        Fault::Reorder => {
+            let from = if cell.row == Row::Read { answers } else { requests };
+            Faults { reorder: Some(from), ..Faults::default() }
+        }
+        Fault::Request => lose(requests, Class::Request, middle),
+        Fault::Ack => lose(answers, Class::Ack, 0),
+        Fault::Nak => Faults {
+            rules: vec![
+                Rule { from: requests, class: Class::Request, skip: middle },
+                Rule { from: answers, class: Class::Nak, skip: 0 },
+            ],
+            ..Faults::default()
+        },
+        Fault::First => lose(answers, Class::Response(Position::First), 0),
+        Fault::Middle => lose(answers, Class::Response(Position::Middle), 1),
+        Fault::Last => lose(answers, Class::Response(Position::Last), 0),
+        Fault::Answer => lose(answers, Class::Response(Position::Only), 0),
+        Fault::AtomicAck => lose(answers, Class::AtomicAck, 0),
+    }
+}
