@@ -61,8 +61,8 @@
 //! the way out.
 //!
 //! # Features
-//! - `udp` (default): devices on real networks, `soft:lo` and `soft:IFACE`. Linux. Without it the simulation
-//!   remains, on any platform.
+//! - `udp` (default): devices on real networks, `soft:lo` and `soft:IFACE`, and on the cable of a virtual machine,
+//!   `soft:frames=SOCKET`. Linux. Without it the simulation remains, on any platform.
 //! - `proptest`: strategies for faults of a simulated network, [`sim`]`::strategies`.
 //! - `serde`: `Serialize` and `Deserialize` for what programs tell each other.
 //! - `unstable-internals`: the layers below the verbs, without any promise.

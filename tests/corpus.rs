@@ -11,7 +11,10 @@ mod fuzz;
 use std::fs;
 use std::path::Path;
 
-use fuzz::{api_calls, capture_read, endpoint_parse, engine_input, engine_sequences, packet_parse};
+use fuzz::{
+    api_calls, capture_read, endpoint_parse, engine_input, engine_sequences, frame_input,
+    packet_parse,
+};
 use softroce::internals::engine::Counter;
 
 /// All files of a target, smallest name first.
@@ -45,6 +48,15 @@ fn packets() {
     assert!(reached.iter().filter(|r| r.packet).count() >= 50);
     assert!(reached.iter().filter(|r| r.frame).count() >= 50);
     assert!(reached.iter().any(|r| !r.packet && !r.frame));
+}
+
+#[test]
+fn frames() {
+    let reached = replay("frame_input", frame_input::run);
+    let sum = |of: fn(&frame_input::Reached) -> u64| reached.iter().map(of).sum::<u64>();
+    assert!(sum(|r| r.datagrams) >= 8 && sum(|r| r.dropped) >= 12, "{reached:?}");
+    assert!(sum(|r| r.said) >= 10, "{reached:?}");
+    assert!(reached.iter().filter(|r| r.learnt).count() >= 4, "{reached:?}");
 }
 
 #[test]
@@ -142,12 +154,13 @@ const REACHED: [Counter; 50] = [
     Counter::SendRnrErr,
 ];
 
-const TARGETS: [&str; 6] = [
+const TARGETS: [&str; 7] = [
     "api_calls",
     "capture_read",
     "endpoint_parse",
     "engine_input",
     "engine_sequences",
+    "frame_input",
     "packet_parse",
 ];
 

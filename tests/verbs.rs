@@ -1,5 +1,5 @@
-//! Scenarios of the verbs, written once and run on every testbed: the simulated network, and real sockets
-//! on the loopback interface. And what only one of them has: devices by name, virtual time.
+//! Scenarios of the verbs, written once and run on every testbed: the simulated network, real sockets
+//! on the loopback interface, and frames on a UNIX socket. And what only one of them has: devices by name, virtual time.
 //!
 //! *Rules.* A scenario uses the public interface and a [`Testbed`](testbed::Testbed), nothing else. It
 //! never sleeps and never reads a clock: it waits for what it expects, and gives up after much longer than
@@ -13,6 +13,9 @@
 #[cfg(all(feature = "udp", target_os = "linux"))]
 #[path = "verbs/devices.rs"]
 mod devices;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+#[path = "verbs/frames.rs"]
+mod frames;
 #[path = "verbs/lossy.rs"]
 mod lossy;
 #[path = "verbs/sim.rs"]

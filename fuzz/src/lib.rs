@@ -8,4 +8,5 @@ pub mod capture_read;
 pub mod endpoint_parse;
 pub mod engine_input;
 pub mod engine_sequences;
+pub mod frame_input;
 pub mod packet_parse;

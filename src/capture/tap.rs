@@ -347,7 +347,12 @@ mod tests {
         }
         fn last_error(&self) -> Option<SendError> {
             let dst = path().dst;
-            (self.stats.send_errors > 0).then_some(SendError { dst, len: 24, errno: 1 })
+            (self.stats.send_errors > 0).then_some(SendError {
+                dst,
+                len: 24,
+                errno: 1,
+                neighbour: None,
+            })
         }
     }
 

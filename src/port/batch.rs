@@ -259,11 +259,18 @@ impl TxBatch {
         self.restart_if_empty();
     }
 
-    /// The first `bytes` of the first entry, whole segments of it, are gone.
+    /// The first `bytes` of the first entry, whole segments of it, are gone. Over IPv4 the identification of the
+    /// rest is that of its first segment.
     pub fn consume_segments(&mut self, bytes: usize) {
         let Some(first) = self.entries[self.head..].iter_mut().find(|e| !e.dropped) else { return };
         if bytes >= first.transmit.len {
             return self.consume(1);
+        }
+        if let Some(size) =
+            first.transmit.segment_size.filter(|_| first.transmit.path.dst.is_ipv4())
+        {
+            let gone = u16::try_from(bytes / usize::from(size).max(1)).unwrap_or(u16::MAX);
+            first.transmit.ident = first.transmit.ident.wrapping_add(gone);
         }
         first.start += bytes;
         first.transmit.len -= bytes;

@@ -25,6 +25,10 @@ mod batch;
 mod control;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod endpoint;
+#[cfg(target_os = "linux")]
+pub mod ether;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+pub mod frames;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod monitor;
 #[cfg(all(feature = "udp", target_os = "linux"))]
@@ -122,6 +126,62 @@ pub trait Port: Send + Debug {
     fn refresh(&mut self) {}
 }
 
+impl Port for Box<dyn Port> {
+    fn caps(&self) -> PortCaps {
+        (**self).caps()
+    }
+
+    fn recv(&mut self, rx: &mut RxBatch) -> io::Result<()> {
+        (**self).recv(rx)
+    }
+
+    fn send(&mut self, tx: &mut TxBatch) -> io::Result<()> {
+        (**self).send(tx)
+    }
+
+    #[cfg(unix)]
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        (**self).readiness()
+    }
+
+    #[cfg(unix)]
+    fn blocked_on(&self) -> Option<BorrowedFd<'_>> {
+        (**self).blocked_on()
+    }
+
+    fn join(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).join(group)
+    }
+
+    fn leave(&mut self, group: IpAddr) -> io::Result<()> {
+        (**self).leave(group)
+    }
+
+    fn addresses(&self) -> &[PortAddress] {
+        (**self).addresses()
+    }
+
+    fn health(&self) -> Health {
+        (**self).health()
+    }
+
+    fn mtu(&self) -> u32 {
+        (**self).mtu()
+    }
+
+    fn stats(&self) -> PortStats {
+        (**self).stats()
+    }
+
+    fn last_error(&self) -> Option<SendError> {
+        (**self).last_error()
+    }
+
+    fn refresh(&mut self) {
+        (**self).refresh();
+    }
+}
+
 /// What may come and go while a port is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Health {
@@ -194,6 +254,24 @@ pub struct PortStats {
     pub malformed: u64,
     /// Times that segmented sending was switched off because the kernel refused it.
     pub gso_refused: u64,
+    /// Frames dropped because they were sent to another station, or to a group that was not joined.
+    pub other_station: u64,
+    /// Frames dropped because they were of another VLAN.
+    pub wrong_vlan: u64,
+    /// Packets dropped because their IP address, or the one they asked for, is none of ours.
+    pub wrong_address: u64,
+    /// IP fragments dropped: RoCEv2 is never fragmented.
+    pub fragments: u64,
+    /// Packets dropped because a checksum of IP, UDP or ICMP was wrong.
+    pub bad_checksum: u64,
+    /// Packets dropped because they were neither RoCEv2 nor anything that a port answers.
+    pub other_traffic: u64,
+    /// Datagrams dropped because their neighbour did not answer; also among `send_errors`.
+    pub unresolved: u64,
+    /// Questions of ARP, neighbour discovery or ping not answered, or not asked, because too much was waiting.
+    pub unanswered: u64,
+    /// Connections closed because their bytes were not frames.
+    pub bad_framing: u64,
     /// Datagrams that are missing in the capture that was asked for: its file took no more.
     pub uncaptured: u64,
 }
@@ -207,12 +285,18 @@ pub struct SendError {
     pub len: usize,
     /// What the kernel said, or would have said.
     pub errno: i32,
+    /// The neighbour that was asked for its hardware address and did not answer, if that was why.
+    pub neighbour: Option<IpAddr>,
 }
 
 impl fmt::Display for SendError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let why = io::Error::from_raw_os_error(self.errno);
-        write!(f, "{} bytes to {} not sent: {why}", self.len, self.dst)
+        write!(f, "{} bytes to {} not sent: ", self.len, self.dst)?;
+        match self.neighbour {
+            Some(ip @ IpAddr::V4(_)) => write!(f, "no answer to ARP for {ip}"),
+            Some(ip) => write!(f, "no answer to neighbour solicitations for {ip}"),
+            None => write!(f, "{}", io::Error::from_raw_os_error(self.errno)),
+        }
     }
 }
 

@@ -389,7 +389,8 @@ impl UdpPort {
     fn drop_first(&mut self, tx: &mut TxBatch, errno: i32) {
         if let Some(t) = tx.first() {
             self.stats.send_errors += t.segments() as u64;
-            self.last_error = Some(SendError { dst: t.path.dst, len: t.len, errno });
+            self.last_error =
+                Some(SendError { dst: t.path.dst, len: t.len, errno, neighbour: None });
         }
         tx.consume(1);
     }

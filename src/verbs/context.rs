@@ -47,6 +47,15 @@ impl Context {
     /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
     /// `soft:lo,pcap=b` have different addresses.
     ///
+    /// *Cables.* `soft:frames=/path/ours.sock,peer=/path/theirs.sock,ip=10.99.0.1/24` is a station on an Ethernet cable of
+    /// two UNIX datagram sockets, as QEMU's `-netdev dgram` has it: `ours` is its `remote.path`, `theirs` its `local.path`.
+    /// `soft:frames=/path/sock,stream=listen,ip=...` waits for a connection (`-netdev stream,server=off`), `stream=connect`
+    /// makes one. No privilege, and nothing of the kernel's network. `ip=` may be repeated; `gw=ADDRESS` is a gateway,
+    /// `mac=AA:BB:CC:DD:EE:FF` the hardware address (without it one is made from the first IP address, locally administered),
+    /// `vlan=5` and `pcp=3` tag its frames, `mtu=BYTES` is the largest IP packet: 9000 without it, because a path MTU of
+    /// 4096 needs 4192, and both ends must have the same. `pcap=` and `pkeys=` as above. The other end may come
+    /// and go: meanwhile the port is down. The socket's file is removed with the device; a dead one is replaced.
+    ///
     /// *Fork.* A device belongs to the process that opened it. In a child of `fork(2)` every verb on it fails with
     /// `ENODEV`, dropping its objects does nothing, memory that was allocated by the library is not there, and the child
     /// may open devices of its own. Its copies of the parent's sockets stay open until it ends or runs another program:
@@ -54,7 +63,7 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
-    /// `EADDRNOTAVAIL`; `EINVAL`: a name that cannot be one; what the system says to the file of `pcap`,
+    /// `EADDRNOTAVAIL`; `EINVAL`: a name or option that cannot be one; what the system says to the file of `pcap`,
     /// `EBUSY`: another device captures to it.
     #[doc(alias = "ibv_open_device")]
     pub fn open(spec: &str) -> Result<Self> {
@@ -276,6 +285,15 @@ impl Context {
             ("port_truncated", stats.truncated),
             ("port_malformed", stats.malformed),
             ("port_gso_refused", stats.gso_refused),
+            ("port_other_station", stats.other_station),
+            ("port_wrong_vlan", stats.wrong_vlan),
+            ("port_wrong_address", stats.wrong_address),
+            ("port_fragments", stats.fragments),
+            ("port_bad_checksum", stats.bad_checksum),
+            ("port_other_traffic", stats.other_traffic),
+            ("port_unresolved", stats.unresolved),
+            ("port_unanswered", stats.unanswered),
+            ("port_bad_framing", stats.bad_framing),
             ("port_uncaptured", stats.uncaptured),
         ] {
             all.insert(name.to_owned(), n);

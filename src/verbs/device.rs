@@ -98,6 +98,9 @@ fn no_device(spec: &str) -> Error {
 }
 
 #[cfg(all(feature = "udp", target_os = "linux"))]
+mod frames;
+
+#[cfg(all(feature = "udp", target_os = "linux"))]
 mod soft {
     use std::collections::BTreeMap;
     use std::net::IpAddr;
@@ -106,18 +109,19 @@ mod soft {
 
     use parking_lot::Mutex;
 
-    use super::{Backend, Context, Device, Error, Result};
+    use super::{Backend, Context, Device, Error, Result, frames};
     use crate::capture::Tap;
     use crate::engine::EngineConfig;
     use crate::engine::cause::Cause;
     use crate::engine::config;
     use crate::engine::errno::{EBUSY, EIO};
     use crate::fork::Origin;
-    use crate::nic::clock::WallClock;
+    use crate::nic::clock::{MonotonicClock, WallClock};
     use crate::nic::device::guid;
     use crate::nic::progress::{Mode, ProgressConfig};
     use crate::nic::{Nic, OpenNic};
     use crate::port::Port;
+    use crate::port::frames::FramesPort;
     use crate::port::netdev::{self, NetDevKind};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::time::Duration;
@@ -163,6 +167,8 @@ mod soft {
         pcap: Option<PathBuf>,
         /// Partitions beside the default one.
         pkeys: Vec<Pkey>,
+        /// The device is on a UNIX socket.
+        frames: Option<frames::Options>,
     }
 
     impl Options {
@@ -175,9 +181,20 @@ mod soft {
     fn parse(spec: &str) -> Result<(String, Options)> {
         let mut parts = split(spec).into_iter();
         let base = parts.next().unwrap_or_default();
-        let mut options =
-            Options { gso: GsoPolicy::Auto, rcvbuf: None, pcap: None, pkeys: Vec::new() };
+        let mut options = Options {
+            gso: GsoPolicy::Auto,
+            rcvbuf: None,
+            pcap: None,
+            pkeys: Vec::new(),
+            frames: None,
+        };
+        options.frames = base.strip_prefix("frames=").map(frames::Options::new);
         for option in parts {
+            let common = ["pcap=", "pkeys="].iter().any(|name| option.starts_with(name));
+            if let Some(frames) = options.frames.as_mut().filter(|_| !common) {
+                frames.take(&option)?;
+                continue;
+            }
             let bytes = option.strip_prefix("rcvbuf=").and_then(|n| n.parse::<usize>().ok());
             match (option.as_str(), option.strip_prefix("pcap=")) {
                 ("gso=on", _) => options.gso = GsoPolicy::On,
@@ -236,7 +253,7 @@ mod soft {
     }
 
     /// The port, with a capture around it.
-    fn tap(port: UdpPort, file: &Path) -> Result<Box<dyn Port>> {
+    fn tap(port: Box<dyn Port>, file: &Path) -> Result<Box<dyn Port>> {
         let clock = WallClock::new();
         match Tap::create(port, file, move || clock.now()) {
             Ok(tap) => Ok(Box::new(tap)),
@@ -263,22 +280,15 @@ mod soft {
         if let Some(nic) = table.get(name).and_then(Weak::upgrade).filter(here) {
             return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
-        let (base, options) = parse(name)?;
-        let port = if base == "lo" {
-            UdpPort::open_loopback(options.apply(UdpConfig::new(Vec::new())))
-        } else if let Some(address) = base.strip_prefix("udp=") {
-            let (ip, scope) = parse_address(address)?;
-            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(options.apply(c)))
-        } else {
-            UdpConfig::for_interface(&base).and_then(|c| UdpPort::open(options.apply(c)))
+        let (base, mut options) = parse(name)?;
+        let on_a_cable = options.frames.is_some();
+        let port = match options.frames.take() {
+            Some(frames) => open_frames(frames)?,
+            None => open_udp(name, &base, &options)?,
         };
-        let port = port.map_err(|e| match e {
-            OpenError::NoInterface { .. } => super::no_device(name),
-            e => refused(verb, &e),
-        })?;
-        let port: Box<dyn Port> = match options.pcap {
-            Some(file) => tap(port, &file)?,
-            None => Box::new(port),
+        let port = match &options.pcap {
+            Some(file) => tap(port, file)?,
+            None => port,
         };
         let mode = match std::env::var("SOFTROCE_PROGRESS").as_deref() {
             Ok("manual") => Mode::Manual,
@@ -286,10 +296,44 @@ mod soft {
         };
         let configure = |config: &mut EngineConfig| config.pkeys.extend(options.pkeys);
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
+        if on_a_cable {
+            // Nobody else answers for its address, also while there are no queue pairs.
+            nic.follow_port().of(verb)?;
+        }
         let nic = OpenNic::new(nic);
         table.retain(|_, weak| weak.strong_count() > 0);
         table.insert(name.to_owned(), Arc::downgrade(&nic));
         Ok(Context::from_nic(device(name, nic.nic()), nic))
+    }
+
+    /// A port on the socket of a cable.
+    fn open_frames(options: frames::Options) -> Result<Box<dyn Port>> {
+        let (cable, station) = options.finish()?;
+        let clock = MonotonicClock::new();
+        match FramesPort::open(cable, station, move || clock.now()) {
+            Ok(port) => Ok(Box::new(port)),
+            Err(e) => {
+                let (errno, why) = (e.errno(), e.to_string().into());
+                Err(Error::verb("ibv_open_device", Cause::Address { errno, why }))
+            }
+        }
+    }
+
+    /// A port on sockets of the kernel's network.
+    fn open_udp(name: &str, base: &str, options: &Options) -> Result<Box<dyn Port>> {
+        let port = if base == "lo" {
+            UdpPort::open_loopback(options.apply(UdpConfig::new(Vec::new())))
+        } else if let Some(address) = base.strip_prefix("udp=") {
+            let (ip, scope) = parse_address(address)?;
+            UdpConfig::for_address(ip, scope).and_then(|c| UdpPort::open(options.apply(c)))
+        } else {
+            UdpConfig::for_interface(base).and_then(|c| UdpPort::open(options.apply(c)))
+        };
+        let port = port.map_err(|e| match e {
+            OpenError::NoInterface { .. } => super::no_device(name),
+            e => refused("ibv_open_device", &e),
+        })?;
+        Ok(Box::new(port))
     }
 
     fn device(name: &str, nic: &Nic) -> Device {

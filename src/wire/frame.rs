@@ -67,6 +67,13 @@ impl Mac {
     }
 }
 
+impl Mac {
+    /// Whether it is of a group, broadcast included, and not of one station.
+    pub const fn is_group(self) -> bool {
+        self.0[0] & 1 != 0
+    }
+}
+
 impl fmt::Debug for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
@@ -77,6 +84,28 @@ impl fmt::Display for Mac {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [a, b, c, d, e, g] = self.0;
         write!(f, "{a:02x}:{b:02x}:{c:02x}:{d:02x}:{e:02x}:{g:02x}")
+    }
+}
+
+/// What is no Ethernet address.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("wanted six bytes in hex between colons")]
+pub struct NoMac;
+
+impl std::str::FromStr for Mac {
+    type Err = NoMac;
+
+    /// Reads what [`Display`](fmt::Display) writes: `02:00:0a:63:00:0b`.
+    fn from_str(text: &str) -> Result<Self, NoMac> {
+        let mut parts = text.split(':');
+        let mut mac = [0; 6];
+        for byte in &mut mac {
+            let part = parts.next().filter(|p| p.len() == 2).ok_or(NoMac)?;
+            // Not everything that a number may begin with.
+            let digits = part.bytes().all(|b| b.is_ascii_hexdigit());
+            *byte = u8::from_str_radix(part, 16).ok().filter(|_| digits).ok_or(NoMac)?;
+        }
+        if parts.next().is_some() { Err(NoMac) } else { Ok(Self(mac)) }
     }
 }
 
@@ -634,6 +663,19 @@ mod tests {
                 assert_eq!((d.datagram.len(), d.datagram_len), (len - headers, 8));
             }
         }
+    }
+
+    #[test]
+    fn addresses_are_read_as_they_are_written() {
+        let mac = Mac([0x02, 0x00, 0x0a, 0x63, 0x00, 0xfb]);
+        assert_eq!(mac.to_string().parse(), Ok(mac));
+        assert_eq!("02:00:0A:63:00:FB".parse(), Ok(mac));
+        for bad in
+            ["", "02:00:0a:63:00", "02:00:0a:63:00:fb:1", "2:0:a:63:0:fb", "+2:00:0a:63:00:fb"]
+        {
+            assert_eq!(bad.parse::<Mac>(), Err(NoMac), "{bad}");
+        }
+        assert!(Mac([0xff; 6]).is_group() && !mac.is_group());
     }
 
     proptest! {

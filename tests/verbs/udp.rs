@@ -82,11 +82,17 @@ pub(crate) fn open_free() -> Result<Context, String> {
     }
 }
 
+impl Bed {
+    /// Two devices that reach each other.
+    pub(crate) fn of(hosts: [Context; 2]) -> Self {
+        let idle = hosts[0].create_cq(1).unwrap();
+        Self { hosts, idle }
+    }
+}
+
 impl Testbed for Bed {
     fn try_new() -> Result<Self, String> {
-        let hosts = [open_free()?, open_free()?];
-        let idle = hosts[0].create_cq(1).unwrap();
-        Ok(Self { hosts, idle })
+        Ok(Self::of([open_free()?, open_free()?]))
     }
 
     fn hosts(&self) -> [&Context; 2] {
