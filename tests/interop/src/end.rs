@@ -113,7 +113,8 @@ pub(crate) trait End {
     fn connect(&mut self, slot: usize, kind: QpType, psn: u32, peer: &Address, conn: &Conn) -> Res<()>;
     /// For datagrams.
     fn activate(&mut self, slot: usize, psn: u32, qkey: u32) -> Res<()>;
-    fn destroy(&mut self, slot: usize) -> Res<()>;
+    /// It is gone in the middle of everything; for the kernel's side, the process that it belongs to is killed.
+    fn kill(&mut self) -> Res<()>;
     /// In ERR.
     fn failed(&mut self, slot: usize) -> Res<bool>;
     fn address_handle(&mut self, gid: Gid, v6: bool) -> Res<usize>;

@@ -67,13 +67,6 @@ impl Kernel {
         Ok(())
     }
 
-    /// Kills the peer, as the system does with a program, and waits until another one is there.
-    pub(crate) fn kill(&mut self) -> Res<()> {
-        self.guest.tell("die")?;
-        self.guest.ready(Duration::from_secs(30))?;
-        self.hello()
-    }
-
     fn next(&mut self, cq: usize, limit: Duration) -> Res<Option<Done>> {
         let answer = self.guest.ask_within(&format!("wait cq={cq} ms={}", limit.as_millis()), limit)?;
         if answer.number("none").is_ok() {
@@ -201,8 +194,11 @@ impl End for Kernel {
         self.say(&format!("modify n={slot} type=ud to=rts psn={psn}"))
     }
 
-    fn destroy(&mut self, slot: usize) -> Res<()> {
-        self.say(&format!("destroy n={slot}"))
+    fn kill(&mut self) -> Res<()> {
+        self.guest.tell("die")?;
+        // Another one is started.
+        self.guest.ready(Duration::from_secs(30))?;
+        self.hello()
     }
 
     fn failed(&mut self, slot: usize) -> Res<bool> {

@@ -4,6 +4,7 @@
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
 
 mod end;
+mod errors;
 mod guest;
 mod kernel;
 mod matrix;
@@ -20,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use crate::guest::Guest;
 use crate::kernel::Kernel;
-use crate::matrix::Cell;
+use crate::matrix::{Cell, Fault};
 use crate::ours::Ours;
 use crate::relay::Relay;
 use crate::report::{Line, Report};
@@ -129,6 +130,22 @@ impl Runner<'_> {
         Ok(())
     }
 
+    fn errors(&mut self, us: &mut Ours, kernel: &mut Kernel) -> Res<()> {
+        for (name, case, by) in errors::names() {
+            if !self.options.wanted(&format!("{} {} {name}", self.kernel, self.port)) {
+                continue;
+            }
+            self.within_limit()?;
+            let began = Instant::now();
+            let failure = errors::run(us, kernel, self.relay, case, by).err();
+            self.note(&name, began, 1, failure);
+            if self.guest_is_gone(kernel) {
+                return Err("the guest does not answer any more".into());
+            }
+        }
+        Ok(())
+    }
+
     fn guest_is_gone(&self, kernel: &mut Kernel) -> bool {
         let failed = self.report.lines.last().is_some_and(|line| line.failure.is_some());
         failed && kernel.guest.ask("hello").is_err()
@@ -181,7 +198,7 @@ impl Runner<'_> {
 }
 
 /// Our addresses.
-const FRAMES: &str = "ip=10.99.0.1/24,ip=fd99::1/64,mtu=9000";
+const FRAMES: &str = "ip=10.99.0.1/24,ip=fd99::1/64,mtu=9000,quirk=rxe-flush";
 const TAP: [&str; 2] = ["10.99.0.2/24", "fd99::2/64"];
 
 /// Everything with one kernel.
@@ -196,17 +213,25 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
     let mut runner =
         Runner { options, report, relay: &relay, kernel: version.to_owned(), port: "frames", began, seed: 0 };
     let known = |cells: Vec<Cell>| cells.into_iter().filter(|cell| !(old && cell.row.is_new())).collect::<Vec<_>>();
-    let _ = FRAMES;
+    let (faults, lengths) = if options.quick {
+        (matrix::quick_faults(), matrix::quick_lengths())
+    } else {
+        (matrix::faults(), matrix::lengths())
+    };
     {
-        runner.port = "udp";
-        let mut us = Ours::open("soft:roce0")?;
-        let (faults, lengths) = if options.quick {
-            (matrix::quick_faults(), matrix::quick_lengths())
-        } else {
-            (matrix::faults(), matrix::lengths())
-        };
+        let socket = |name: &str| dir.join(name).display().to_string();
+        let device = format!("soft:frames={},peer={},{FRAMES}", socket("us"), socket("relay-us"));
+        let mut us = Ours::open(&device)?;
         runner.cells(&mut us, &mut kernel, known(faults))?;
+        runner.errors(&mut us, &mut kernel)?;
         runner.cells(&mut us, &mut kernel, known(lengths))?;
+    }
+    if !options.rootless {
+        runner.port = "udp";
+        let mut us = Ours::open("soft:roce0,quirk=rxe-flush")?;
+        let clean = |cell: &Cell| cell.fault == Fault::Clean;
+        let cells = matrix::faults().into_iter().filter(clean).chain(matrix::quick_lengths());
+        runner.cells(&mut us, &mut kernel, known(cells.collect()))?;
     }
     Ok(())
 }

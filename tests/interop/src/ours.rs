@@ -183,9 +183,8 @@ impl End for Ours {
         said(qp.modify(&QpAttr::to(QpState::Rts).sq_psn(psn)))
     }
 
-    fn destroy(&mut self, slot: usize) -> Res<()> {
-        self.slots[slot] = None;
-        Ok(())
+    fn kill(&mut self) -> Res<()> {
+        self.reset()
     }
 
     fn failed(&mut self, slot: usize) -> Res<bool> {
