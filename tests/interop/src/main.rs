@@ -222,6 +222,7 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
         let socket = |name: &str| dir.join(name).display().to_string();
         let device = format!("soft:frames={},peer={},{FRAMES}", socket("us"), socket("relay-us"));
         let mut us = Ours::open(&device)?;
+        meet(&mut kernel, ["10.99.0.1", "fd99::1"])?;
         runner.cells(&mut us, &mut kernel, known(faults))?;
         runner.errors(&mut us, &mut kernel)?;
         runner.cells(&mut us, &mut kernel, known(lengths))?;
@@ -229,9 +230,21 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
     if !options.rootless {
         runner.port = "udp";
         let mut us = Ours::open("soft:roce0,quirk=rxe-flush")?;
+        meet(&mut kernel, ["10.99.0.2", "fd99::2"])?;
         let clean = |cell: &Cell| cell.fault == Fault::Clean;
         let cells = matrix::faults().into_iter().filter(clean).chain(matrix::quick_lengths());
         runner.cells(&mut us, &mut kernel, known(cells.collect()))?;
+    }
+    Ok(())
+}
+
+/// The guest learns the hardware addresses of ours: its driver waits no longer than a second for that.
+fn meet(kernel: &mut Kernel, addresses: [&str; 2]) -> Res<()> {
+    for address in addresses {
+        let (status, out) = kernel.guest.shell(&format!("ping -c 1 -W 10 {address}"))?;
+        if status != 0 {
+            return Err(format!("the guest does not reach {address}: {out}"));
+        }
     }
     Ok(())
 }

@@ -101,8 +101,9 @@ impl Row {
     pub(crate) fn faults(self, by: By) -> &'static [Fault] {
         use Fault::{Ack, Answer, AtomicAck, Clean, First, Last, Loss, Middle, Nak, Reorder, Request};
         match self {
-            // What rdma_rxe sends again of these is not what it sent before: see `deviation`.
+            // Where rdma_rxe repeats these, or answers a repetition, it does so wrongly: see `deviation`.
             Self::AtomicWrite | Self::Flush if by == By::Kernel => &[Clean, Request, Answer],
+            Self::Flush => &[Clean, Reorder, Request, Answer],
             Self::Send
             | Self::SendImm
             | Self::SendInv
@@ -113,7 +114,6 @@ impl Row {
             Self::Read => &[Clean, Loss, Reorder, Request, First, Middle, Last],
             Self::Cas | Self::Faa => &[Clean, Loss, Reorder, Request, AtomicAck],
             Self::AtomicWrite => &[Clean, Loss, Reorder, Request, Answer],
-            Self::Flush => &[Clean, Loss, Reorder, Request, Answer],
             Self::Zero => &[Clean, Loss, Reorder, Request, Ack, Answer],
             Self::UcSend | Self::UcWrite | Self::UdSend | Self::UdImm | Self::Multicast => {
                 &[Clean, Loss, Reorder, Request]
@@ -314,6 +314,7 @@ pub(crate) fn deviation(cell: &Cell) -> Option<(u32, &'static str)> {
         (Row::AtomicWrite | Row::Flush, By::Kernel, Fault::Request) => {
             Some((10, "rdma_rxe sends ATOMIC WRITE and FLUSH again with the address 0"))
         }
+        (Row::Flush, By::Us, Fault::Answer) => Some((12, "rdma_rxe does not answer a FLUSH a second time")),
         (Row::Zero, By::Us, Fault::Answer) => {
             Some((12, "rdma_rxe does not answer a READ of no bytes a second time"))
         }
@@ -327,7 +328,14 @@ pub(crate) fn link_faults(cell: &Cell, seed: u64) -> Faults {
     let answers = requests.other();
     let lose = |from, class, skip| Faults { rules: vec![Rule { from, class, skip }], ..Faults::default() };
     // In the middle of the message, if it has one.
-    let middle = if cell.size > 2 * cell.mtu && cell.row != Row::Read { 2 } else { 0 };
+    let middle = match (cell.row, cell.by) {
+        (Row::Read, _) => 0,
+        // The FLUSH itself, behind the WRITE.
+        (Row::Flush, By::Kernel) => cell.size.div_ceil(cell.mtu).max(1),
+        _ if cell.size > 2 * cell.mtu => 2,
+        _ => 0,
+    };
+    let middle = u32::try_from(middle).unwrap_or(u32::MAX);
     match cell.fault {
         Fault::Clean => Faults::default(),
         Fault::Loss => Faults { loss: Some(seed), ..Faults::default() },

@@ -4,7 +4,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use softroce::prelude::*;
-use softroce::verbs::{AhAttr, Placement};
+use softroce::verbs::{AhAttr, Placement, RemoteSlice};
 
 use crate::Res;
 use crate::end::{Address, Conn, Dest, Done, End, Lent, MARK, MEMORY, Op, Post, pattern};
@@ -228,7 +228,7 @@ impl End for Ours {
     fn post(&mut self, slot: usize, post: &Post) -> Res<()> {
         let Slot { qp, .. } = self.slot(slot)?;
         let local = self.memory.sge(post.off..post.off + post.len);
-        let remote = softroce::verbs::RemoteSlice { addr: post.remote.addr, rkey: post.remote.rkey };
+        let remote = RemoteSlice { addr: post.remote.addr, rkey: post.remote.rkey };
         let id = post.id;
         let wr = match post.op {
             Op::Send => SendWr::send(id, local),

@@ -153,7 +153,10 @@ impl State {
     }
 
     fn look(&mut self, from: Dir, frame: &[u8], at: Duration) -> Fate {
-        let Ok(roce) = dissect(LinkType::Ethernet, frame) else { return Fate::Pass };
+        let Ok(roce) = dissect(LinkType::Ethernet, frame) else {
+            self.record(at, frame, None);
+            return Fate::Pass;
+        };
         self.stats.packets += 1;
         let note = |state: &mut Self, note| state.record(at, frame, note);
         let Ok(packet) = Packet::parse(roce.datagram) else {
