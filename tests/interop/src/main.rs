@@ -16,9 +16,10 @@ mod tap;
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
+use crate::end::End;
 use crate::guest::Guest;
 use crate::kernel::Kernel;
 use crate::matrix::{Cell, Fault};
@@ -30,7 +31,7 @@ use crate::report::{Line, Report};
 pub(crate) type Res<T> = Result<T, String>;
 
 const USAGE: &str = "usage: softroce-interop [--kernel V]... [--quick] [--rootless] [--only TEXT]... [--limit SECONDS]
-                        [--cache DIR] [--out DIR] [--program FILE] [--list]";
+                        [--cache DIR] [--out DIR] [--program FILE] [--pairs]";
 
 /// What was asked for.
 struct Options {
@@ -40,7 +41,8 @@ struct Options {
     rootless: bool,
     /// Only cells whose name has all of these words.
     only: Vec<String>,
-    list: bool,
+    /// Print the list of pairs made anew, and end.
+    pairs: bool,
     limit: Duration,
     cache: PathBuf,
     out: PathBuf,
@@ -55,7 +57,7 @@ impl Options {
             quick: false,
             rootless: false,
             only: Vec::new(),
-            list: false,
+            pairs: false,
             limit: Duration::from_secs(1800),
             cache: PathBuf::from("/nonexistent"),
             out: PathBuf::from("target/interop"),
@@ -69,7 +71,7 @@ impl Options {
                 "--quick" => o.quick = true,
                 "--rootless" => o.rootless = true,
                 "--only" => o.only.push(value()?),
-                "--list" => o.list = true,
+                "--pairs" => o.pairs = true,
                 "--limit" => o.limit = Duration::from_secs(value()?.parse().map_err(|e| format!("--limit: {e}"))?),
                 "--cache" => o.cache = value()?.into(),
                 "--out" => o.out = value()?.into(),
@@ -100,6 +102,8 @@ struct Runner<'a> {
     port: &'static str,
     began: Instant,
     seed: u64,
+    /// The kernel is one before 6.2.
+    old: bool,
 }
 
 impl Runner<'_> {
@@ -112,7 +116,7 @@ impl Runner<'_> {
             self.within_limit()?;
             let began = Instant::now();
             self.seed += 1;
-            let result = scenario::run(us, kernel, self.relay, cell, self.seed);
+            let result = scenario::run((us, kernel), self.relay, cell, self.seed, self.old);
             let (messages, failure) = match result {
                 Ok(cost) => (cost.messages, None),
                 Err(why) => (0, Some(why)),
@@ -143,6 +147,44 @@ impl Runner<'_> {
                 return Err("the guest does not answer any more".into());
             }
         }
+        Ok(())
+    }
+
+    /// The UDP port is not shown the identification that rdma_rxe has put into its ICRCs: it was found out, nothing
+    /// was refused, and it is counted.
+    fn hidden_identification(&mut self, us: &mut Ours) -> Res<()> {
+        let name = "identification of IPv4 found out";
+        if !self.options.only.is_empty() {
+            return Ok(());
+        }
+        self.relay.begin(matrix::MTU);
+        let began = Instant::now();
+        let (recovered, inferred) = (us.counter("icrc_recovered")?, us.counter("icrc_inferred")?);
+        let refused = us.counter("rx_icrc_encapsulated")?;
+        self.report.notes.push(format!(
+            "kernel {}, udp: {} packets with a right ICRC and all fields known, {recovered} with a likely identification, \
+             {inferred} with another, {refused} refused",
+            self.kernel,
+            us.counter("icrc_exact")?
+        ));
+        let good = recovered > 0 && refused == 0;
+        let failure = (!good).then(|| format!("{recovered} recovered, {inferred} inferred, {refused} refused"));
+        self.note(name, began, 0, failure);
+        Ok(())
+    }
+
+    /// Where rdma_rxe is, our UDP port is not, and says why.
+    fn coexistence(&mut self, kernel: &mut Kernel) -> Res<()> {
+        let name = "coexistence: the port is taken";
+        if !self.options.wanted(&format!("{} {} {name}", self.kernel, self.port)) {
+            return Ok(());
+        }
+        self.relay.begin(matrix::MTU);
+        let began = Instant::now();
+        let (status, out) = kernel.guest.shell("/opt/softroce devinfo soft:eth0 2>&1")?;
+        let good = status != 0 && out.contains("rdma_rxe") && out.contains("4791");
+        let failure = (!good).then(|| format!("devinfo ends with {status}: {}", out.trim()));
+        self.note(name, began, 0, failure);
         Ok(())
     }
 
@@ -206,12 +248,13 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
     let tap = if options.rootless { None } else { Some(tap::create("roce0", &TAP)?) };
     let relay = Relay::start(dir, tap)?;
     let booting = Instant::now();
-    let guest = Guest::start(&options.cache, version, dir, None)?;
+    let extra = options.program.as_deref().map(|program| extra(program, dir)).transpose()?;
+    let guest = Guest::start(&options.cache, version, dir, extra.as_deref())?;
     println!("kernel {} in {:.1} s", guest.version, booting.elapsed().as_secs_f64());
     let old = guest.version.starts_with("6.1.");
     let mut kernel = Kernel::new(guest)?;
     let mut runner =
-        Runner { options, report, relay: &relay, kernel: version.to_owned(), port: "frames", began, seed: 0 };
+        Runner { options, report, relay: &relay, kernel: version.to_owned(), port: "frames", began, seed: 0, old };
     let known = |cells: Vec<Cell>| cells.into_iter().filter(|cell| !(old && cell.row.is_new())).collect::<Vec<_>>();
     let (faults, lengths) = if options.quick {
         (matrix::quick_faults(), matrix::quick_lengths())
@@ -225,7 +268,13 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
         meet(&mut kernel, ["10.99.0.1", "fd99::1"])?;
         runner.cells(&mut us, &mut kernel, known(faults))?;
         runner.errors(&mut us, &mut kernel)?;
+        if extra.is_some() {
+            runner.coexistence(&mut kernel)?;
+        }
         runner.cells(&mut us, &mut kernel, known(lengths))?;
+        if !options.quick {
+            runner.cells(&mut us, &mut kernel, known(matrix::pairs()))?;
+        }
     }
     if !options.rootless {
         runner.port = "udp";
@@ -234,8 +283,21 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
         let clean = |cell: &Cell| cell.fault == Fault::Clean;
         let cells = matrix::faults().into_iter().filter(clean).chain(matrix::quick_lengths());
         runner.cells(&mut us, &mut kernel, known(cells.collect()))?;
+        runner.hidden_identification(&mut us)?;
     }
     Ok(())
+}
+
+/// A directory whose files the guest gets: our command line tool.
+fn extra(program: &Path, dir: &Path) -> Res<PathBuf> {
+    let extra = dir.join("extra");
+    let to = extra.join("opt/softroce");
+    let out = Command::new("install")
+        .args(["-s", "-D"])
+        .args([program, &to])
+        .output()
+        .map_err(|e| format!("install: {e}"))?;
+    if out.status.success() { Ok(extra) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
 }
 
 /// The guest learns the hardware addresses of ours: its driver waits no longer than a second for that.
@@ -249,6 +311,28 @@ fn meet(kernel: &mut Kernel, addresses: [&str; 2]) -> Res<()> {
     Ok(())
 }
 
+/// What is not run, on purpose.
+fn leave_out(options: &Options, report: &mut Report) {
+    let run = if options.quick {
+        matrix::quick_faults().len() + matrix::quick_lengths().len()
+    } else {
+        matrix::faults().len() + matrix::lengths().len() + matrix::pairs().len()
+    };
+    let why = "of the product of all columns on one port and kernel, what the lists leave out";
+    report.left_out.push((why.into(), matrix::product().saturating_sub(run)));
+    if options.kernels.iter().any(|kernel| kernel == "6.1") {
+        let new = matrix::faults().into_iter().chain(matrix::lengths()).filter(|cell| cell.row.is_new()).count();
+        report.left_out.push(("kernel 6.1 has no ATOMIC WRITE and no FLUSH".into(), new));
+    }
+    report.left_out.push((
+        "ATOMIC WRITE and FLUSH by the kernel with random losses, FLUSH by us: rdma_rxe repeats them wrongly".into(),
+        2 * 2 * 2 + 2,
+    ));
+    if options.rootless {
+        report.left_out.push(("the UDP port needs a TAP device, and so root".into(), matrix::quick_lengths().len()));
+    }
+}
+
 fn run(options: &Options, report: &mut Report) -> Res<()> {
     fs::create_dir_all(&options.out).map_err(|e| format!("{}: {e}", options.out.display()))?;
     // Sockets have short names only.
@@ -256,6 +340,7 @@ fn run(options: &Options, report: &mut Report) -> Res<()> {
     fs::create_dir_all(&dir).map_err(|e| format!("{}: {e}", dir.display()))?;
     let began = Instant::now();
     let mut result = Ok(());
+    leave_out(options, report);
     for version in &options.kernels {
         result = with_kernel(options, report, version, &dir, began).map_err(|e| format!("kernel {version}: {e}"));
         if result.is_err() {
@@ -274,6 +359,13 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
+    if options.pairs {
+        println!("# Pairs of columns that the other lists leave out; `softroce-interop --pairs` makes this anew.");
+        for cell in matrix::choose_pairs() {
+            println!("{cell}");
+        }
+        return ExitCode::SUCCESS;
+    }
     let mut report = Report::default();
     let result = run(&options, &mut report);
     if let Err(e) = report.save(&options.out) {

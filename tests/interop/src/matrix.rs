@@ -4,6 +4,7 @@
 //! version and fault at one size and path MTU; every row, initiator, path MTU and size over IPv4; and for the pairs that
 //! these leave out, the list in `pairs.txt`.
 
+use std::collections::BTreeSet;
 use std::fmt;
 
 use softroce::verbs::QpType;
@@ -279,6 +280,99 @@ pub(crate) fn product() -> usize {
     Row::ALL.iter().map(|&row| of(row, By::Us) + of(row, By::Kernel)).sum()
 }
 
+/// The pairs that the two lists above leave out.
+pub(crate) fn pairs() -> Vec<Cell> {
+    include_str!("../pairs.txt").lines().filter(|line| !line.starts_with('#')).filter_map(parse).collect()
+}
+
+/// Reads what `Display` prints.
+fn parse(line: &str) -> Option<Cell> {
+    let words: Vec<&str> = line.split_ascii_whitespace().collect();
+    let &[row, by, ip, mtu, size, fault] = words.as_slice() else { return None };
+    Some(Cell {
+        row: Row::ALL.into_iter().find(|r| r.name() == row)?,
+        by: if by == "us" { By::Us } else { By::Kernel },
+        v6: ip == "v6",
+        mtu: mtu.strip_prefix("mtu=")?.parse().ok()?,
+        size: size.strip_prefix("size=")?.parse().ok()?,
+        fault: Fault::ALL.into_iter().find(|f| f.name() == fault)?,
+    })
+}
+
+/// Values of two columns that stand in one cell.
+type Pair = [(&'static str, usize); 2];
+
+/// All pairs in a cell. Sizes count by their place in the list, so that MTU + 1 is one column whatever the MTU.
+fn pairs_in(cell: &Cell) -> Vec<Pair> {
+    let place = sizes(cell.row, cell.mtu).iter().position(|&size| size == cell.size);
+    let size = match place {
+        Some(place) if cell.row.has_length() => place,
+        // What a row has without choice.
+        _ => 100,
+    };
+    let values = [
+        ("row", cell.row as usize),
+        ("by", cell.by as usize),
+        ("ip", usize::from(cell.v6)),
+        ("mtu", cell.mtu),
+        ("size", size),
+        ("fault", cell.fault as usize),
+    ];
+    let mut pairs = Vec::new();
+    for (i, &a) in values.iter().enumerate() {
+        pairs.extend(values[i + 1..].iter().map(|&b| [a, b]));
+    }
+    pairs
+}
+
+/// Whether there are packets that the fault can meet, and no more losses than can be waited for.
+fn makes_sense(cell: &Cell) -> bool {
+    let packets = cell.size.div_ceil(cell.mtu);
+    match cell.fault {
+        Fault::Nak | Fault::Middle => packets >= 4,
+        Fault::First | Fault::Last => packets >= 2,
+        Fault::Answer if cell.row == Row::Read => packets <= 1,
+        Fault::Loss | Fault::Reorder => packets <= 300,
+        _ => true,
+    }
+}
+
+/// Every cell that could be run.
+fn everything() -> Vec<Cell> {
+    let mut cells = Vec::new();
+    for row in Row::ALL {
+        for by in By::ALL {
+            for &fault in row.faults(by) {
+                for mtu in MTUS {
+                    for size in sizes(row, mtu) {
+                        cells.extend([false, true].map(|v6| Cell { row, by, v6, mtu, size, fault }));
+                    }
+                }
+            }
+        }
+    }
+    cells.retain(makes_sense);
+    cells
+}
+
+/// The list of pairs made anew: as few cells as a greedy choice needs.
+pub(crate) fn choose_pairs() -> Vec<Cell> {
+    let all = everything();
+    let covered: BTreeSet<Pair> = faults().iter().chain(&lengths()).flat_map(pairs_in).collect();
+    let mut missing: BTreeSet<Pair> = all.iter().flat_map(pairs_in).filter(|pair| !covered.contains(pair)).collect();
+    let mut chosen = Vec::new();
+    while !missing.is_empty() {
+        let news = |cell: &&Cell| pairs_in(cell).iter().filter(|pair| missing.contains(*pair)).count();
+        // Of equals the first.
+        let Some(best) = all.iter().rev().max_by_key(news) else { break };
+        for pair in pairs_in(best) {
+            missing.remove(&pair);
+        }
+        chosen.push(*best);
+    }
+    chosen
+}
+
 /// Of the first list, each row and initiator once clean, and each row's fault once; who begins and over what
 /// alternates.
 pub(crate) fn quick_faults() -> Vec<Cell> {
@@ -309,13 +403,14 @@ pub(crate) fn quick_lengths() -> Vec<Cell> {
 }
 
 /// Where rdma_rxe is known to do other than the standard says: the status that a request must end with, and why.
-pub(crate) fn deviation(cell: &Cell) -> Option<(u32, &'static str)> {
+/// `old` is a kernel before 6.2.
+pub(crate) fn deviation(cell: &Cell, old: bool) -> Option<(u32, &'static str)> {
     match (cell.row, cell.by, cell.fault) {
         (Row::AtomicWrite | Row::Flush, By::Kernel, Fault::Request) => {
             Some((10, "rdma_rxe sends ATOMIC WRITE and FLUSH again with the address 0"))
         }
         (Row::Flush, By::Us, Fault::Answer) => Some((12, "rdma_rxe does not answer a FLUSH a second time")),
-        (Row::Zero, By::Us, Fault::Answer) => {
+        (Row::Zero, By::Us, Fault::Answer) if !old => {
             Some((12, "rdma_rxe does not answer a READ of no bytes a second time"))
         }
         _ => None,
@@ -357,5 +452,40 @@ pub(crate) fn link_faults(cell: &Cell, seed: u64) -> Faults {
         Fault::Last => lose(answers, Class::Response(Position::Last), 0),
         Fault::Answer => lose(answers, Class::Response(Position::Only), 0),
         Fault::AtomicAck => lose(answers, Class::AtomicAck, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_pair_is_in_one_of_the_lists() {
+        let listed = pairs();
+        assert_eq!(listed, choose_pairs(), "softroce-interop --pairs prints the list anew");
+        assert!(listed.iter().all(makes_sense));
+        let covered: BTreeSet<Pair> = [faults(), lengths(), listed].concat().iter().flat_map(pairs_in).collect();
+        let missing: Vec<Pair> =
+            everything().iter().flat_map(pairs_in).filter(|pair| !covered.contains(pair)).collect();
+        assert_eq!(missing, []);
+    }
+
+    #[test]
+    fn names_are_read_as_they_are_printed() {
+        for cell in everything() {
+            assert_eq!(parse(&cell.to_string()), Some(cell));
+        }
+    }
+
+    #[test]
+    fn the_quick_run_has_every_row_initiator_and_fault() {
+        let quick = quick_faults();
+        for row in Row::ALL {
+            for by in By::ALL {
+                for &fault in row.faults(by) {
+                    assert!(quick.iter().any(|c| (c.row, c.by, c.fault) == (row, by, fault)));
+                }
+            }
+        }
     }
 }
