@@ -51,8 +51,13 @@ pub(crate) enum Op {
     Write,
     WriteImm(u32),
     Read,
-    Cas { expect: u64, new: u64 },
-    Faa { add: u64 },
+    Cas {
+        expect: u64,
+        new: u64,
+    },
+    Faa {
+        add: u64,
+    },
     AtomicWrite,
     /// Of this many bytes.
     Flush(u32),
@@ -110,7 +115,14 @@ pub(crate) trait End {
 
     // Queue pairs, in numbered places, each with completion queues of its own.
     fn create(&mut self, slot: usize, kind: QpType, srq: bool, v6: bool) -> Res<u32>;
-    fn connect(&mut self, slot: usize, kind: QpType, psn: u32, peer: &Address, conn: &Conn) -> Res<()>;
+    fn connect(
+        &mut self,
+        slot: usize,
+        kind: QpType,
+        psn: u32,
+        peer: &Address,
+        conn: &Conn,
+    ) -> Res<()>;
     /// For datagrams.
     fn activate(&mut self, slot: usize, psn: u32, qkey: u32) -> Res<()>;
     /// It is gone in the middle of everything; for the kernel's side, the process that it belongs to is killed.

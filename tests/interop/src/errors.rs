@@ -38,7 +38,8 @@ struct Case {
     run: Scenario,
 }
 
-const PLAIN: Case = Case { name: "", conn: |c| c, psn: 0x1234, row: Row::Write, size: 64, run: |_| Ok(()) };
+const PLAIN: Case =
+    Case { name: "", conn: |c| c, psn: 0x1234, row: Row::Write, size: 64, run: |_| Ok(()) };
 
 /// Gives up soon, but not while an emulated machine is only slow.
 fn hasty(conn: Conn) -> Conn {
@@ -87,7 +88,13 @@ fn is_v6(case: usize, by: By) -> bool {
     (case + usize::from(by == By::Kernel)) % 2 == 1
 }
 
-pub(crate) fn run(us: &mut dyn End, kernel: &mut dyn End, relay: &Relay, case: usize, by: By) -> Res<()> {
+pub(crate) fn run(
+    us: &mut dyn End,
+    kernel: &mut dyn End,
+    relay: &Relay,
+    case: usize,
+    by: By,
+) -> Res<()> {
     let Case { conn, psn, row, size, run, .. } = CASES[case];
     relay.begin(MTU);
     us.reset()?;
@@ -115,7 +122,9 @@ fn ends(who: &'static str, done: Option<Done>, id: u64, status: u32) -> Res<()> 
             "{who}: request {} ends with status {}, wanted request {id} with {status}",
             done.id, done.status
         )),
-        None => Err(format!("{who}: no completion comes, wanted request {id} with status {status}")),
+        None => {
+            Err(format!("{who}: no completion comes, wanted request {id} with status {status}"))
+        }
     }
 }
 
@@ -298,7 +307,9 @@ fn wraps(bench: &mut Bench<'_>) -> Res<()> {
     bench.burst(1)?;
     bench.burst(2)?;
     let (from, class) = match bench.cell.row {
-        Row::Read => (bench.cell.by.dir().other(), Class::Response(softroce::wire::opcode::Position::Middle)),
+        Row::Read => {
+            (bench.cell.by.dir().other(), Class::Response(softroce::wire::opcode::Position::Middle))
+        }
         _ => (bench.cell.by.dir(), Class::Request),
     };
     let skip = if bench.cell.row == Row::Faa { 0 } else { 3 };

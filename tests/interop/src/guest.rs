@@ -31,7 +31,10 @@ impl Answer {
 
     /// A value as it was written.
     pub(crate) fn text(&self, name: &str) -> Res<&str> {
-        self.0.get(name).map(String::as_str).ok_or_else(|| format!("the peer's answer has no {name}"))
+        self.0
+            .get(name)
+            .map(String::as_str)
+            .ok_or_else(|| format!("the peer's answer has no {name}"))
     }
 
     /// A number, decimal or with `0x`.
@@ -84,45 +87,10 @@ impl Guest {
             let archive = archive(extra)?;
             append(&mut &archive[..]).map_err(|e| format!("{}: {e}", initrd.display()))?;
         }
-        let at = |name: &str| dir.join(name).display().to_string();
         for name in ["ctl", "guest"] {
             let _ = fs::remove_file(dir.join(name));
         }
-        let options = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,guest_ecn=off,\
-                       host_tso4=off,host_tso6=off,host_ufo=off,host_ecn=off,mrg_rxbuf=on,host_mtu=9000";
-        let log = File::create(dir.join("qemu.log")).map_err(|e| e.to_string())?;
-        let child = Command::new("setpriv")
-            // However this program ends, the machine does not outlive it.
-            .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
-            .args(["-machine", "q35,accel=tcg,usb=off,smm=off,hpet=off", "-cpu", "max", "-m", "384"])
-            .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
-            .args(["-kernel", &built.join("vmlinux").display().to_string(), "-initrd", &at("initrd")])
-            .args([
-                "-append",
-                &format!(
-                    "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable \
-                     interop.mtu=9000 interop.ip4={IP4} interop.ip6={IP6}"
-                ),
-            ])
-            .args(["-serial", &format!("file:{}", at("console"))])
-            .args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"])
-            .args(["-chardev", &format!("socket,id=ctl,server=on,wait=off,path={}", at("ctl"))])
-            .args(["-device", "virtserialport,chardev=ctl,name=softroce.ctl"])
-            .args([
-                "-netdev",
-                &format!(
-                    "dgram,id=n0,local.type=unix,local.path={},remote.type=unix,remote.path={}",
-                    at("guest"),
-                    at("relay-guest")
-                ),
-            ])
-            // No offloads: what goes over the link is byte for byte what the driver made.
-            .args(["-device", &format!("virtio-net-pci,netdev=n0,romfile=,{options},mac=52:54:00:99:00:0b")])
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(log)
-            .spawn()
-            .map_err(|e| format!("setpriv qemu-system-x86_64: {e}"))?;
+        let child = launch(&built, dir)?;
         // From here on, dropping it ends it.
         let began = Instant::now();
         let mut starting = Starting(Some(child));
@@ -139,8 +107,12 @@ impl Guest {
             }
         };
         let Some(child) = starting.0.take() else { return Err("QEMU has ended".into()) };
-        let mut guest =
-            Self { child, ctl: BufReader::new(stream), console: dir.join("console"), version: version.trim().to_owned() };
+        let mut guest = Self {
+            child,
+            ctl: BufReader::new(stream),
+            console: dir.join("console"),
+            version: version.trim().to_owned(),
+        };
         guest.ready(BOOT)?;
         Ok(guest)
     }
@@ -148,7 +120,11 @@ impl Guest {
     /// Waits until a peer says that it is there.
     pub(crate) fn ready(&mut self, limit: Duration) -> Res<()> {
         let line = self.line(limit)?;
-        if line == "ready" { Ok(()) } else { Err(format!("the peer says {line:?} and not that it is ready")) }
+        if line == "ready" {
+            Ok(())
+        } else {
+            Err(format!("the peer says {line:?} and not that it is ready"))
+        }
     }
 
     fn line(&mut self, limit: Duration) -> Res<String> {
@@ -200,7 +176,8 @@ impl Guest {
         let mut out = String::new();
         let mut chars = answer.text("out")?.chars();
         while let Some(c) = chars.next() {
-            let code: String = if c == '%' { chars.by_ref().take(2).collect() } else { String::new() };
+            let code: String =
+                if c == '%' { chars.by_ref().take(2).collect() } else { String::new() };
             out.push(u8::from_str_radix(&code, 16).map_or(c, char::from));
         }
         Ok((answer.number("rc")?, out))
@@ -212,6 +189,46 @@ impl Drop for Guest {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
+}
+
+/// Starts QEMU, with what is built there and its sockets here.
+fn launch(built: &Path, dir: &Path) -> Res<Child> {
+    let at = |name: &str| dir.join(name).display().to_string();
+    let options = "csum=off,gso=off,guest_csum=off,guest_tso4=off,guest_tso6=off,guest_ufo=off,guest_ecn=off,\
+                   host_tso4=off,host_tso6=off,host_ufo=off,host_ecn=off,mrg_rxbuf=on,host_mtu=9000";
+    let log = File::create(dir.join("qemu.log")).map_err(|e| e.to_string())?;
+    Command::new("setpriv")
+        // However this program ends, the machine does not outlive it.
+        .args(["--pdeathsig", "KILL", "qemu-system-x86_64"])
+        .args(["-machine", "q35,accel=tcg,usb=off,smm=off,hpet=off", "-cpu", "max", "-m", "384"])
+        .args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"])
+        .args(["-kernel", &built.join("vmlinux").display().to_string(), "-initrd", &at("initrd")])
+        .args([
+            "-append",
+            &format!(
+                "console=ttyS0 quiet panic=-1 mitigations=off nokaslr random.trust_cpu=on tsc=reliable \
+                 interop.mtu=9000 interop.ip4={IP4} interop.ip6={IP6}"
+            ),
+        ])
+        .args(["-serial", &format!("file:{}", at("console"))])
+        .args(["-device", "virtio-rng-pci", "-device", "virtio-serial-pci"])
+        .args(["-chardev", &format!("socket,id=ctl,server=on,wait=off,path={}", at("ctl"))])
+        .args(["-device", "virtserialport,chardev=ctl,name=softroce.ctl"])
+        .args([
+            "-netdev",
+            &format!(
+                "dgram,id=n0,local.type=unix,local.path={},remote.type=unix,remote.path={}",
+                at("guest"),
+                at("relay-guest")
+            ),
+        ])
+        // No offloads: what goes over the link is byte for byte what the driver made.
+        .args(["-device", &format!("virtio-net-pci,netdev=n0,romfile=,{options},mac=52:54:00:99:00:0b")])
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .map_err(|e| format!("setpriv qemu-system-x86_64: {e}"))
 }
 
 struct Starting(Option<Child>);

@@ -26,7 +26,10 @@ fn hex(gid: Gid) -> String {
 
 fn bytes_of(hex: &str) -> Res<Vec<u8>> {
     let digits = |at: usize| hex.get(at..at + 2).and_then(|two| u8::from_str_radix(two, 16).ok());
-    (0..hex.len()).step_by(2).map(|at| digits(at).ok_or_else(|| format!("{hex:?} is no hex"))).collect()
+    (0..hex.len())
+        .step_by(2)
+        .map(|at| digits(at).ok_or_else(|| format!("{hex:?} is no hex")))
+        .collect()
 }
 
 fn gid(answer: &Answer, name: &str) -> Res<Gid> {
@@ -68,12 +71,15 @@ impl Kernel {
     }
 
     fn next(&mut self, cq: usize, limit: Duration) -> Res<Option<Done>> {
-        let answer = self.guest.ask_within(&format!("wait cq={cq} ms={}", limit.as_millis()), limit)?;
+        let answer =
+            self.guest.ask_within(&format!("wait cq={cq} ms={}", limit.as_millis()), limit)?;
         if answer.number("none").is_ok() {
             return Ok(None);
         }
         let flags = answer.number("flags")?;
-        let given = |bits: u64, name: &str| if flags & bits != 0 { answer.short(name).map(Some) } else { Ok(None) };
+        let given = |bits: u64, name: &str| {
+            if flags & bits != 0 { answer.short(name).map(Some) } else { Ok(None) }
+        };
         let opcode = answer.short("opcode")?;
         Ok(Some(Done {
             id: answer.number("id")?,
@@ -137,7 +143,8 @@ impl End for Kernel {
             self.say(&format!("pd n={n}"))?;
         }
         let pd = if apart { n } else { 0 };
-        let answer = self.guest.ask(&format!("mr n={n} pd={pd} off={off} len={len} acc={access}"))?;
+        let answer =
+            self.guest.ask(&format!("mr n={n} pd={pd} off={off} len={len} acc={access}"))?;
         Ok(Lent { addr: answer.number("addr")?, rkey: answer.short("rkey")? })
     }
 
@@ -156,8 +163,9 @@ impl End for Kernel {
         self.kinds[slot] = kind;
         let kind = type_of(kind);
         let ex = u8::from(kind == "rc");
-        let answer =
-            self.guest.ask(&format!("qp n={slot} type={kind} scq={scq} rcq={rcq} ex={ex}{shared}"))?;
+        let answer = self
+            .guest
+            .ask(&format!("qp n={slot} type={kind} scq={scq} rcq={rcq} ex={ex}{shared}"))?;
         let access = crate::end::REMOTE | 1 << 8;
         let init = |access: u32| format!("modify n={slot} type={kind} to=init acc={access} qkey=0");
         // Only kernels with FLUSH take its right.
@@ -168,7 +176,14 @@ impl End for Kernel {
         answer.short("qpn")
     }
 
-    fn connect(&mut self, slot: usize, kind: QpType, psn: u32, peer: &Address, conn: &Conn) -> Res<()> {
+    fn connect(
+        &mut self,
+        slot: usize,
+        kind: QpType,
+        psn: u32,
+        peer: &Address,
+        conn: &Conn,
+    ) -> Res<()> {
         let v6 = peer.gid.ip().is_some_and(|ip| ip.is_ipv6());
         let kind = type_of(kind);
         self.say(&format!(
@@ -249,9 +264,12 @@ impl End for Kernel {
             Op::AtomicWrite => "atomic_write".to_owned(),
             Op::Flush(len) => format!("flush rlen={len}"),
         };
-        let to = dest.map_or_else(String::new, |d| format!(" ah={} dqpn={} qkey={}", d.ah, d.qpn, d.qkey));
+        let to = dest
+            .map_or_else(String::new, |d| format!(" ah={} dqpn={} qkey={}", d.ah, d.qpn, d.qkey));
         let Lent { addr, rkey } = remote;
-        self.say(&format!("send qp={slot} op={op} id={id} off={off} len={len} raddr={addr} rkey={rkey}{to}"))
+        self.say(&format!(
+            "send qp={slot} op={op} id={id} off={off} len={len} raddr={addr} rkey={rkey}{to}"
+        ))
     }
 
     fn sent(&mut self, slot: usize, limit: Duration) -> Res<Option<Done>> {
@@ -263,6 +281,8 @@ impl End for Kernel {
     }
 
     fn counter(&mut self, name: &str) -> Res<u64> {
+        // The kernel shows what it has shown before, for 12 ms.
+        std::thread::sleep(Duration::from_millis(25));
         Ok(self.guest.ask("counters")?.numbers().get(name).copied().unwrap_or(0))
     }
 

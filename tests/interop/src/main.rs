@@ -1,7 +1,7 @@
 //! Scenarios between softroce and rdma_rxe, the Linux kernel's own RoCE in software, which runs in a virtual machine.
 //!
 //! Not called by hand: `tests/interop/run` builds what this needs. docs/interop.md has the matrix and the findings.
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
+#![expect(clippy::print_stdout, clippy::print_stderr, reason = "a program that reports to people")]
 
 mod end;
 mod errors;
@@ -72,7 +72,10 @@ impl Options {
                 "--rootless" => o.rootless = true,
                 "--only" => o.only.push(value()?),
                 "--pairs" => o.pairs = true,
-                "--limit" => o.limit = Duration::from_secs(value()?.parse().map_err(|e| format!("--limit: {e}"))?),
+                "--limit" => {
+                    o.limit =
+                        Duration::from_secs(value()?.parse().map_err(|e| format!("--limit: {e}"))?)
+                }
                 "--cache" => o.cache = value()?.into(),
                 "--out" => o.out = value()?.into(),
                 "--program" => o.program = Some(value()?.into()),
@@ -123,7 +126,8 @@ impl Runner<'_> {
             };
             if failure.is_some() {
                 let counters = us.counters().unwrap_or_default();
-                let counters: Vec<String> = counters.iter().map(|(name, n)| format!("{name}={n}")).collect();
+                let counters: Vec<String> =
+                    counters.iter().map(|(name, n)| format!("{name}={n}")).collect();
                 eprintln!("  softroce's counters: {}", counters.join(" "));
             }
             self.note(&name, began, messages, failure);
@@ -168,7 +172,8 @@ impl Runner<'_> {
             us.counter("icrc_exact")?
         ));
         let good = recovered > 0 && refused == 0;
-        let failure = (!good).then(|| format!("{recovered} recovered, {inferred} inferred, {refused} refused"));
+        let failure = (!good)
+            .then(|| format!("{recovered} recovered, {inferred} inferred, {refused} refused"));
         self.note(name, began, 0, failure);
         Ok(())
     }
@@ -227,7 +232,8 @@ impl Runner<'_> {
             line.millis,
         );
         if let Some(why) = &line.failure {
-            let file = format!("{}-{}-{name}.pcapng", line.kernel, line.port).replace([' ', '='], "-");
+            let file =
+                format!("{}-{}-{name}.pcapng", line.kernel, line.port).replace([' ', '='], "-");
             let path = self.options.out.join(file);
             println!("       {why}");
             match self.relay.save(&path) {
@@ -244,7 +250,13 @@ const FRAMES: &str = "ip=10.99.0.1/24,ip=fd99::1/64,mtu=9000,quirk=rxe-flush";
 const TAP: [&str; 2] = ["10.99.0.2/24", "fd99::2/64"];
 
 /// Everything with one kernel.
-fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path, began: Instant) -> Res<()> {
+fn with_kernel(
+    options: &Options,
+    report: &mut Report,
+    version: &str,
+    dir: &Path,
+    began: Instant,
+) -> Res<()> {
     let tap = if options.rootless { None } else { Some(tap::create("roce0", &TAP)?) };
     let relay = Relay::start(dir, tap)?;
     let booting = Instant::now();
@@ -253,9 +265,19 @@ fn with_kernel(options: &Options, report: &mut Report, version: &str, dir: &Path
     println!("kernel {} in {:.1} s", guest.version, booting.elapsed().as_secs_f64());
     let old = guest.version.starts_with("6.1.");
     let mut kernel = Kernel::new(guest)?;
-    let mut runner =
-        Runner { options, report, relay: &relay, kernel: version.to_owned(), port: "frames", began, seed: 0, old };
-    let known = |cells: Vec<Cell>| cells.into_iter().filter(|cell| !(old && cell.row.is_new())).collect::<Vec<_>>();
+    let mut runner = Runner {
+        options,
+        report,
+        relay: &relay,
+        kernel: version.to_owned(),
+        port: "frames",
+        began,
+        seed: 0,
+        old,
+    };
+    let known = |cells: Vec<Cell>| {
+        cells.into_iter().filter(|cell| !(old && cell.row.is_new())).collect::<Vec<_>>()
+    };
     let (faults, lengths) = if options.quick {
         (matrix::quick_faults(), matrix::quick_lengths())
     } else {
@@ -297,7 +319,11 @@ fn extra(program: &Path, dir: &Path) -> Res<PathBuf> {
         .args([program, &to])
         .output()
         .map_err(|e| format!("install: {e}"))?;
-    if out.status.success() { Ok(extra) } else { Err(String::from_utf8_lossy(&out.stderr).into_owned()) }
+    if out.status.success() {
+        Ok(extra)
+    } else {
+        Err(String::from_utf8_lossy(&out.stderr).into_owned())
+    }
 }
 
 /// The guest learns the hardware addresses of ours: its driver waits no longer than a second for that.
@@ -321,7 +347,11 @@ fn leave_out(options: &Options, report: &mut Report) {
     let why = "of the product of all columns on one port and kernel, what the lists leave out";
     report.left_out.push((why.into(), matrix::product().saturating_sub(run)));
     if options.kernels.iter().any(|kernel| kernel == "6.1") {
-        let new = matrix::faults().into_iter().chain(matrix::lengths()).filter(|cell| cell.row.is_new()).count();
+        let new = matrix::faults()
+            .into_iter()
+            .chain(matrix::lengths())
+            .filter(|cell| cell.row.is_new())
+            .count();
         report.left_out.push(("kernel 6.1 has no ATOMIC WRITE and no FLUSH".into(), new));
     }
     report.left_out.push((
@@ -329,7 +359,10 @@ fn leave_out(options: &Options, report: &mut Report) {
         2 * 2 * 2 + 2,
     ));
     if options.rootless {
-        report.left_out.push(("the UDP port needs a TAP device, and so root".into(), matrix::quick_lengths().len()));
+        report.left_out.push((
+            "the UDP port needs a TAP device, and so root".into(),
+            matrix::quick_lengths().len(),
+        ));
     }
 }
 
@@ -342,7 +375,8 @@ fn run(options: &Options, report: &mut Report) -> Res<()> {
     let mut result = Ok(());
     leave_out(options, report);
     for version in &options.kernels {
-        result = with_kernel(options, report, version, &dir, began).map_err(|e| format!("kernel {version}: {e}"));
+        result = with_kernel(options, report, version, &dir, began)
+            .map_err(|e| format!("kernel {version}: {e}"));
         if result.is_err() {
             break;
         }
@@ -360,7 +394,9 @@ fn main() -> ExitCode {
         }
     };
     if options.pairs {
-        println!("# Pairs of columns that the other lists leave out; `softroce-interop --pairs` makes this anew.");
+        println!(
+            "# Pairs of columns that the other lists leave out; `softroce-interop --pairs` makes this anew."
+        );
         for cell in matrix::choose_pairs() {
             println!("{cell}");
         }
@@ -375,5 +411,9 @@ fn main() -> ExitCode {
         report.notes.push(format!("broken off: {e}"));
     }
     print!("{}", report.summary());
-    if result.is_ok() && report.failed() == 0 && report.passed() > 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if result.is_ok() && report.failed() == 0 && report.passed() > 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }

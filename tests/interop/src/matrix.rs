@@ -100,7 +100,9 @@ impl Row {
 
     /// What may go wrong so that this row notices.
     pub(crate) fn faults(self, by: By) -> &'static [Fault] {
-        use Fault::{Ack, Answer, AtomicAck, Clean, First, Last, Loss, Middle, Nak, Reorder, Request};
+        use Fault::{
+            Ack, Answer, AtomicAck, Clean, First, Last, Loss, Middle, Nak, Reorder, Request,
+        };
         match self {
             // Where rdma_rxe repeats these, or answers a repetition, it does so wrongly: see `deviation`.
             Self::AtomicWrite | Self::Flush if by == By::Kernel => &[Clean, Request, Answer],
@@ -213,7 +215,14 @@ impl fmt::Display for Cell {
             By::Kernel => "kernel",
         };
         let ip = if self.v6 { "v6" } else { "v4" };
-        write!(f, "{} {by} {ip} mtu={} size={} {}", self.row.name(), self.mtu, self.size, self.fault.name())
+        write!(
+            f,
+            "{} {by} {ip} mtu={} size={} {}",
+            self.row.name(),
+            self.mtu,
+            self.size,
+            self.fault.name()
+        )
     }
 }
 
@@ -276,13 +285,19 @@ pub(crate) fn lengths() -> Vec<Cell> {
 
 /// How many cells the full product has.
 pub(crate) fn product() -> usize {
-    let of = |row: Row, by| MTUS.iter().map(|&mtu| sizes(row, mtu).len()).sum::<usize>() * row.faults(by).len() * 2;
+    let of = |row: Row, by| {
+        MTUS.iter().map(|&mtu| sizes(row, mtu).len()).sum::<usize>() * row.faults(by).len() * 2
+    };
     Row::ALL.iter().map(|&row| of(row, By::Us) + of(row, By::Kernel)).sum()
 }
 
 /// The pairs that the two lists above leave out.
 pub(crate) fn pairs() -> Vec<Cell> {
-    include_str!("../pairs.txt").lines().filter(|line| !line.starts_with('#')).filter_map(parse).collect()
+    include_str!("../pairs.txt")
+        .lines()
+        .filter(|line| !line.starts_with('#'))
+        .filter_map(parse)
+        .collect()
 }
 
 /// Reads what `Display` prints.
@@ -345,7 +360,14 @@ fn everything() -> Vec<Cell> {
             for &fault in row.faults(by) {
                 for mtu in MTUS {
                     for size in sizes(row, mtu) {
-                        cells.extend([false, true].map(|v6| Cell { row, by, v6, mtu, size, fault }));
+                        cells.extend([false, true].map(|v6| Cell {
+                            row,
+                            by,
+                            v6,
+                            mtu,
+                            size,
+                            fault,
+                        }));
                     }
                 }
             }
@@ -359,10 +381,12 @@ fn everything() -> Vec<Cell> {
 pub(crate) fn choose_pairs() -> Vec<Cell> {
     let all = everything();
     let covered: BTreeSet<Pair> = faults().iter().chain(&lengths()).flat_map(pairs_in).collect();
-    let mut missing: BTreeSet<Pair> = all.iter().flat_map(pairs_in).filter(|pair| !covered.contains(pair)).collect();
+    let mut missing: BTreeSet<Pair> =
+        all.iter().flat_map(pairs_in).filter(|pair| !covered.contains(pair)).collect();
     let mut chosen = Vec::new();
     while !missing.is_empty() {
-        let news = |cell: &&Cell| pairs_in(cell).iter().filter(|pair| missing.contains(*pair)).count();
+        let news =
+            |cell: &&Cell| pairs_in(cell).iter().filter(|pair| missing.contains(*pair)).count();
         // Of equals the first.
         let Some(best) = all.iter().rev().max_by_key(news) else { break };
         for pair in pairs_in(best) {
@@ -381,7 +405,14 @@ pub(crate) fn quick_faults() -> Vec<Cell> {
         for by in By::ALL {
             for (f, &fault) in row.faults(by).iter().enumerate() {
                 let turn = r + f + usize::from(by == By::Kernel);
-                cells.push(Cell { row, by, v6: turn % 2 == 1, mtu: MTU, size: natural_size(row), fault });
+                cells.push(Cell {
+                    row,
+                    by,
+                    v6: turn % 2 == 1,
+                    mtu: MTU,
+                    size: natural_size(row),
+                    fault,
+                });
             }
         }
     }
@@ -396,7 +427,14 @@ pub(crate) fn quick_lengths() -> Vec<Cell> {
         for size in 0..sizes(row, MTU).len() {
             turn += 1;
             let (mtu, by) = (MTUS[turn % 3], By::ALL[turn / 3 % 2]);
-            cells.push(Cell { row, by, v6: false, mtu, size: sizes(row, mtu)[size], fault: Fault::Clean });
+            cells.push(Cell {
+                row,
+                by,
+                v6: false,
+                mtu,
+                size: sizes(row, mtu)[size],
+                fault: Fault::Clean,
+            });
         }
     }
     cells
@@ -409,7 +447,9 @@ pub(crate) fn deviation(cell: &Cell, old: bool) -> Option<(u32, &'static str)> {
         (Row::AtomicWrite | Row::Flush, By::Kernel, Fault::Request) => {
             Some((10, "rdma_rxe sends ATOMIC WRITE and FLUSH again with the address 0"))
         }
-        (Row::Flush, By::Us, Fault::Answer) => Some((12, "rdma_rxe does not answer a FLUSH a second time")),
+        (Row::Flush, By::Us, Fault::Answer) => {
+            Some((12, "rdma_rxe does not answer a FLUSH a second time"))
+        }
         (Row::Zero, By::Us, Fault::Answer) if !old => {
             Some((12, "rdma_rxe does not answer a READ of no bytes a second time"))
         }
@@ -421,7 +461,8 @@ pub(crate) fn deviation(cell: &Cell, old: bool) -> Option<(u32, &'static str)> {
 pub(crate) fn link_faults(cell: &Cell, seed: u64) -> Faults {
     let requests = cell.by.dir();
     let answers = requests.other();
-    let lose = |from, class, skip| Faults { rules: vec![Rule { from, class, skip }], ..Faults::default() };
+    let lose =
+        |from, class, skip| Faults { rules: vec![Rule { from, class, skip }], ..Faults::default() };
     // In the middle of the message, if it has one.
     let middle = match (cell.row, cell.by) {
         (Row::Read, _) => 0,
@@ -464,7 +505,8 @@ mod tests {
         let listed = pairs();
         assert_eq!(listed, choose_pairs(), "softroce-interop --pairs prints the list anew");
         assert!(listed.iter().all(makes_sense));
-        let covered: BTreeSet<Pair> = [faults(), lengths(), listed].concat().iter().flat_map(pairs_in).collect();
+        let covered: BTreeSet<Pair> =
+            [faults(), lengths(), listed].concat().iter().flat_map(pairs_in).collect();
         let missing: Vec<Pair> =
             everything().iter().flat_map(pairs_in).filter(|pair| !covered.contains(pair)).collect();
         assert_eq!(missing, []);

@@ -50,7 +50,10 @@ impl Ours {
     }
 
     fn slot(&self, slot: usize) -> Res<&Slot> {
-        self.slots.get(slot).and_then(Option::as_ref).ok_or_else(|| "softroce: no queue pair there".into())
+        self.slots
+            .get(slot)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| "softroce: no queue pair there".into())
     }
 
     fn gid_index(&self, v6: bool) -> Res<u16> {
@@ -90,7 +93,9 @@ impl End for Ours {
 
     fn gid(&self, v6: bool) -> Gid {
         let gids = self.ctx.gids().unwrap_or_default();
-        let global = |gid: &Gid| gid.ip().is_some_and(|ip| ip.is_ipv6() == v6 && !ip.to_string().starts_with("fe80"));
+        let global = |gid: &Gid| {
+            gid.ip().is_some_and(|ip| ip.is_ipv6() == v6 && !ip.to_string().starts_with("fe80"))
+        };
         gids.iter().map(|entry| entry.gid).find(global).unwrap_or(Gid([0; 16]))
     }
 
@@ -143,7 +148,8 @@ impl End for Ours {
 
     fn create(&mut self, slot: usize, kind: QpType, srq: bool, v6: bool) -> Res<u32> {
         let (cq, rcq) = (said(self.ctx.create_cq(256))?, said(self.ctx.create_cq(256))?);
-        let mut builder = self.pd.create_qp(kind, &cq).recv_cq(&rcq).gid_index(self.gid_index(v6)?).depth(64, 64);
+        let mut builder =
+            self.pd.create_qp(kind, &cq).recv_cq(&rcq).gid_index(self.gid_index(v6)?).depth(64, 64);
         if srq {
             if self.srq.is_none() {
                 self.srq = Some(said(self.pd.create_srq(64, 1))?);
@@ -158,9 +164,21 @@ impl End for Ours {
         Ok(number)
     }
 
-    fn connect(&mut self, slot: usize, kind: QpType, psn: u32, peer: &Address, conn: &Conn) -> Res<()> {
+    fn connect(
+        &mut self,
+        slot: usize,
+        kind: QpType,
+        psn: u32,
+        peer: &Address,
+        conn: &Conn,
+    ) -> Res<()> {
         let v6 = peer.gid.ip().is_some_and(|ip| ip.is_ipv6());
-        let ah = AhAttr { dgid: peer.gid, sgid_index: self.gid_index(v6)?, port: 1, ..AhAttr::default() };
+        let ah = AhAttr {
+            dgid: peer.gid,
+            sgid_index: self.gid_index(v6)?,
+            port: 1,
+            ..AhAttr::default()
+        };
         let qp = &self.slot(slot)?.qp;
         let mut rtr =
             QpAttr::to(QpState::Rtr).ah(ah).path_mtu(conn.mtu).dest_qpn(peer.qpn).rq_psn(peer.psn);
@@ -192,7 +210,8 @@ impl End for Ours {
     }
 
     fn address_handle(&mut self, gid: Gid, v6: bool) -> Res<usize> {
-        let attr = AhAttr { dgid: gid, sgid_index: self.gid_index(v6)?, port: 1, ..AhAttr::default() };
+        let attr =
+            AhAttr { dgid: gid, sgid_index: self.gid_index(v6)?, port: 1, ..AhAttr::default() };
         self.handles.push(said(self.pd.create_ah(&attr))?);
         Ok(self.handles.len() - 1)
     }

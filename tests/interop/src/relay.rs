@@ -107,7 +107,11 @@ pub(crate) struct Stats {
 
 impl Stats {
     pub(crate) fn named(&self, from: Dir, part: &str) -> u64 {
-        self.by_name.iter().filter(|((d, name), _)| *d == from && name.contains(part)).map(|(_, n)| n).sum()
+        self.by_name
+            .iter()
+            .filter(|((d, name), _)| *d == from && name.contains(part))
+            .map(|(_, n)| n)
+            .sum()
     }
 }
 
@@ -178,7 +182,9 @@ impl State {
             self.stats.again += 1;
         }
         let request = packet.info().is_request();
-        if let Some(which) = self.faults.rules.iter().position(|rule| self.meets(rule, from, &packet)) {
+        if let Some(which) =
+            self.faults.rules.iter().position(|rule| self.meets(rule, from, &packet))
+        {
             if self.faults.rules[which].skip == 0 {
                 self.faults.rules.remove(which);
                 return self.lose(at, frame, request);
@@ -391,7 +397,8 @@ impl Relay {
     pub(crate) fn save(&self, path: &Path) -> Res<()> {
         let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
         let file = File::create(path).map_err(|e| failed(&e))?;
-        let mut writer = PcapNgWriter::new(std::io::BufWriter::new(file)).map_err(|e| failed(&e))?;
+        let mut writer =
+            PcapNgWriter::new(std::io::BufWriter::new(file)).map_err(|e| failed(&e))?;
         let interface = InterfaceDescriptionBlock {
             linktype: DataLink::ETHERNET,
             snaplen: 0,
@@ -446,7 +453,8 @@ fn run(ports: &mut [Port], shared: &Mutex<State>, stop: &AtomicBool) {
                     Fate::Pass => {
                         let roce = dissect(LinkType::Ethernet, &frame).is_ok();
                         let mut leaving = vec![(from, frame)];
-                        if roce && let Some(at) = state.held.iter().position(|held| held.1 == from) {
+                        if roce && let Some(at) = state.held.iter().position(|held| held.1 == from)
+                        {
                             let (_, dir, frame) = state.held.remove(at);
                             state.stats.overtaken += 1;
                             leaving.push((dir, frame));

@@ -48,11 +48,20 @@ impl Report {
              |---|---|---|---|---:|---:|---:|---:|---:|---:|\n",
         );
         for l in &self.lines {
-            let verdict = l.failure.as_deref().map_or("passed".into(), |why| format!("FAILED: {why}"));
+            let verdict =
+                l.failure.as_deref().map_or("passed".into(), |why| format!("FAILED: {why}"));
             let _ = writeln!(
                 out,
                 "| {} | {} | {} | {} | {} | {} | {} | {} | {} | {} |",
-                l.kernel, l.port, l.cell, verdict.replace('|', "/"), l.messages, l.packets, l.dropped, l.overtaken, l.again,
+                l.kernel,
+                l.port,
+                l.cell,
+                verdict.replace('|', "/"),
+                l.messages,
+                l.packets,
+                l.dropped,
+                l.overtaken,
+                l.again,
                 l.millis
             );
         }
@@ -90,8 +99,13 @@ impl Report {
             "left_out": self.left_out.iter().map(|(why, n)| json!({ "cells": n, "why": why })).collect::<Vec<_>>(),
             "notes": self.notes, "passed": self.passed(), "failed": self.failed(),
         });
-        let text = format!("# Interoperation with rdma_rxe\n\n{}\n```text\n{}```\n", self.table(), self.summary());
+        let text = format!(
+            "# Interoperation with rdma_rxe\n\n{}\n```text\n{}```\n",
+            self.table(),
+            self.summary()
+        );
         fs::write(dir.join("report.md"), text).map_err(|e| format!("report.md: {e}"))?;
-        fs::write(dir.join("report.json"), format!("{all:#}\n")).map_err(|e| format!("report.json: {e}"))
+        fs::write(dir.join("report.json"), format!("{all:#}\n"))
+            .map_err(|e| format!("report.json: {e}"))
     }
 }

@@ -80,7 +80,8 @@ impl<'a> Bench<'a> {
         let (kind, v6) = (cell.row.kind(), cell.v6);
         let a_qpn = a.create(0, kind, false, v6)?;
         let b_qpn = b.create(0, kind, cell.row == Row::Srq, v6)?;
-        let mut bench = Self { a, b, relay, cell, seed: 1, a_qpn, dest: None, group: None, status: None };
+        let mut bench =
+            Self { a, b, relay, cell, seed: 1, a_qpn, dest: None, group: None, status: None };
         let Self { a, b, .. } = &mut bench;
         if kind == QpType::Ud {
             a.activate(0, psns[0], QKEY)?;
@@ -131,7 +132,8 @@ impl<'a> Bench<'a> {
                 self.sends(count, 0, Row::Send)?;
                 self.writes(count, 0, Row::Write, None)?;
                 // One whose answer may be lost: see `deviation`.
-                let fragile = self.cell.by == By::Us && matches!(self.cell.fault, Fault::Loss | Fault::Reorder);
+                let fragile = self.cell.by == By::Us
+                    && matches!(self.cell.fault, Fault::Loss | Fault::Reorder);
                 if fragile { Ok(()) } else { self.reads(count, 0) }
             }
             Row::Write | Row::WriteImm => self.writes(count, self.cell.size, self.cell.row, None),
@@ -139,7 +141,9 @@ impl<'a> Bench<'a> {
             Row::Send | Row::SendImm | Row::SendInv | Row::Srq => {
                 self.sends(count, self.cell.size, self.cell.row)
             }
-            Row::UcSend | Row::UcWrite | Row::UdSend | Row::UdImm | Row::Multicast => self.unreliable(count),
+            Row::UcSend | Row::UcWrite | Row::UdSend | Row::UdImm | Row::Multicast => {
+                self.unreliable(count)
+            }
         }
     }
 
@@ -271,7 +275,13 @@ impl<'a> Bench<'a> {
         let seed = self.seed;
         self.writes(count, len, Row::Window, Some(window))?;
         self.a.mark(self.target(0) - GUARD, len + 2 * GUARD)?;
-        self.post(0, Op::Read, self.target(0), len, Lent { addr: self.b.lent().addr + from as u64, ..window })?;
+        self.post(
+            0,
+            Op::Read,
+            self.target(0),
+            len,
+            Lent { addr: self.b.lent().addr + from as u64, ..window },
+        )?;
         self.all_sent(1, WcOpcode::Read)?;
         self.a.check(self.target(0), len, seed, GUARD)
     }
@@ -299,7 +309,8 @@ impl<'a> Bench<'a> {
             let remote = self.remote(WORDS);
             self.post(i, op, RESULTS + 8 * i, 8, remote)?;
         }
-        let opcode = if self.cell.row == Row::Faa { WcOpcode::FetchAdd } else { WcOpcode::CompSwap };
+        let opcode =
+            if self.cell.row == Row::Faa { WcOpcode::FetchAdd } else { WcOpcode::CompSwap };
         self.all_sent(count, opcode)?;
         for (i, wanted) in wanted.into_iter().enumerate() {
             let got = self.a.word(RESULTS + 8 * i)?;
@@ -426,9 +437,9 @@ impl<'a> Bench<'a> {
             (true, _) => equal("datagrams that are missing", missing, lost),
             // After a gap the receiver of rdma_rxe does without more than the standard allows.
             (false, _) if self.cell.by == By::Us && missing > 0 && arrived.is_sorted() => Ok(()),
-            (false, _) if missing > lost + 2 * overtaken => {
-                Err(format!("{missing} messages are missing, {lost} packets were lost, {overtaken} overtaken"))
-            }
+            (false, _) if missing > lost + 2 * overtaken => Err(format!(
+                "{missing} messages are missing, {lost} packets were lost, {overtaken} overtaken"
+            )),
             (false, _) if missing == 0 && lost + overtaken > 0 => {
                 Err("packets are missing, and all messages have arrived".into())
             }
@@ -448,7 +459,8 @@ impl<'a> Bench<'a> {
     fn check_grh(&mut self, place: usize) -> Res<()> {
         let grh = self.b.bytes(self.target(place), GRH)?;
         let group = self.group;
-        let (from, to) = (self.a.gid(self.cell.v6), group.unwrap_or_else(|| self.b.gid(self.cell.v6)));
+        let (from, to) =
+            (self.a.gid(self.cell.v6), group.unwrap_or_else(|| self.b.gid(self.cell.v6)));
         let (src, dst) = if self.cell.v6 {
             (grh[8..24].to_vec(), grh[24..40].to_vec())
         } else {
@@ -488,7 +500,10 @@ pub(crate) fn run(
         By::Kernel => (kernel, us),
     };
     let path_mtu = mtu(cell.mtu)?;
-    let psn = |n: u64| u32::try_from(seed.wrapping_mul(0x9e37_79b9).wrapping_add(n * 0x1_0f0f) & 0xff_ffff).unwrap_or(0);
+    let psn = |n: u64| {
+        u32::try_from(seed.wrapping_mul(0x9e37_79b9).wrapping_add(n * 0x1_0f0f) & 0xff_ffff)
+            .unwrap_or(0)
+    };
     let deviation = deviation(&cell, old);
     let mut conn = patient(path_mtu);
     if deviation.is_some() {
@@ -514,13 +529,17 @@ pub(crate) fn run(
             for turn in 0.. {
                 burst(&mut bench, room.clamp(1, 6))?;
                 let stats = relay.stats();
-                let happened = if cell.fault == Fault::Loss { stats.dropped } else { stats.overtaken };
+                let happened =
+                    if cell.fault == Fault::Loss { stats.dropped } else { stats.overtaken };
                 let noticed = !reliable || stats.again > 0;
                 if happened > 0 && noticed {
                     break;
                 }
                 if turn > 200 {
-                    return Err(format!("{happened} faults in {turn} rounds, {} packets sent again", stats.again));
+                    return Err(format!(
+                        "{happened} faults in {turn} rounds, {} packets sent again",
+                        stats.again
+                    ));
                 }
             }
         }
@@ -533,7 +552,10 @@ pub(crate) fn run(
             }
             if let Some((status, why)) = deviation {
                 if result.is_ok() || bench.status != Some(status) {
-                    return Err(format!("ends with {:?}, wanted {status}: {why}: {result:?}", bench.status));
+                    return Err(format!(
+                        "ends with {:?}, wanted {status}: {why}: {result:?}",
+                        bench.status
+                    ));
                 }
                 return Ok(Cost { messages });
             }

@@ -1,5 +1,5 @@
 //! A TAP device: one end is an interface of this machine, the other a file of Ethernet frames.
-#![allow(unsafe_code, reason = "an interface is chosen by an ioctl that no crate here wraps")]
+#![expect(unsafe_code, reason = "an interface is chosen by an ioctl that no crate here wraps")]
 
 use std::fs::{File, OpenOptions};
 use std::os::fd::AsRawFd;
