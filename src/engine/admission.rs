@@ -178,7 +178,7 @@ const BOOK: Crc = Crc { check: icrc::check, recover: icrc::recover_ident };
 
 /// That of rdma_rxe for a FLUSH, the only one that it sends. It covers all that the standard's covers, and
 /// is accepted for that operation alone: an error that it lets through is as unlikely, and a FLUSH changes
-/// no byte of memory. What we send is sealed by the standard.
+/// no byte of memory. What we send is sealed by the standard, but for devices that were told otherwise.
 const RXE_FLUSH: Crc = Crc { check: icrc::check_rxe_flush, recover: icrc::recover_ident_rxe_flush };
 
 /// Checks the ICRC, with the IPv4 identification that is known, likely, or at least possible.

@@ -24,6 +24,8 @@ pub struct EngineConfig {
     pub seed: [u8; 32],
     /// What the ICRC check does about a hidden IPv4 identification.
     pub icrc: IcrcPolicy,
+    /// FLUSHes leave with the ICRC of Linux rdma_rxe, which takes no other, and not with that of the standard.
+    pub rxe_flush: bool,
     /// Flow control towards receiving sockets.
     pub window: WindowConfig,
     /// How long a plain ACK may wait for a packet to travel with.
@@ -56,6 +58,7 @@ impl EngineConfig {
         Self {
             seed,
             icrc: IcrcPolicy::Recover,
+            rxe_flush: false,
             window: WindowConfig::default(),
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),

@@ -43,7 +43,8 @@ impl Context {
     /// sends (`auto`: where it is known to do it right). `pcap=FILE`: every packet that the device sends or
     /// receives is written to a pcapng file, which is readable at any time. `rcvbuf=BYTES`: the receive buffer to ask the
     /// kernel for (up to `net.core.rmem_max` it is granted; default 4 MiB). `pkeys=8001:7ffe`: further entries of the
-    /// partition table, in hex, from index 1 on. (A comma or backslash in the
+    /// partition table, in hex, from index 1 on. `quirk=rxe-flush`: FLUSHes leave with the ICRC that Linux rdma_rxe expects,
+    /// which is not that of the standard: without it rxe does not answer them, with it nobody else does. (A comma or backslash in the
     /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
     /// `soft:lo,pcap=b` have different addresses.
     ///
@@ -53,7 +54,7 @@ impl Context {
     /// makes one. No privilege, and nothing of the kernel's network. `ip=` may be repeated; `gw=ADDRESS` is a gateway,
     /// `mac=AA:BB:CC:DD:EE:FF` the hardware address (without it one is made from the first IP address, locally administered),
     /// `vlan=5` and `pcp=3` tag its frames, `mtu=BYTES` is the largest IP packet: 9000 without it, because a path MTU of
-    /// 4096 needs 4192, and both ends must have the same. `pcap=` and `pkeys=` as above. The other end may come
+    /// 4096 needs 4192, and both ends must have the same. `pcap=`, `pkeys=` and `quirk=` as above. The other end may come
     /// and go: meanwhile the port is down. The socket's file is removed with the device; a dead one is replaced.
     ///
     /// *Fork.* A device belongs to the process that opened it. In a child of `fork(2)` every verb on it fails with

@@ -167,6 +167,8 @@ mod soft {
         pcap: Option<PathBuf>,
         /// Partitions beside the default one.
         pkeys: Vec<Pkey>,
+        /// FLUSHes are sealed as rdma_rxe does it.
+        rxe_flush: bool,
         /// The device is on a UNIX socket.
         frames: Option<frames::Options>,
     }
@@ -186,11 +188,12 @@ mod soft {
             rcvbuf: None,
             pcap: None,
             pkeys: Vec::new(),
+            rxe_flush: false,
             frames: None,
         };
         options.frames = base.strip_prefix("frames=").map(frames::Options::new);
         for option in parts {
-            let common = ["pcap=", "pkeys="].iter().any(|name| option.starts_with(name));
+            let common = ["pcap=", "pkeys=", "quirk="].iter().any(|name| option.starts_with(name));
             if let Some(frames) = options.frames.as_mut().filter(|_| !common) {
                 frames.take(&option)?;
                 continue;
@@ -200,6 +203,7 @@ mod soft {
                 ("gso=on", _) => options.gso = GsoPolicy::On,
                 ("gso=off", _) => options.gso = GsoPolicy::Off,
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
+                ("quirk=rxe-flush", _) => options.rxe_flush = true,
                 _ if option.starts_with("pkeys=") => options.pkeys = partitions(&option)?,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
                 // The kernel takes no more than an int.
@@ -208,7 +212,7 @@ mod soft {
                 }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS or pcap=FILE"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, quirk=rxe-flush or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -294,7 +298,10 @@ mod soft {
             Ok("manual") => Mode::Manual,
             _ => Mode::Hybrid,
         };
-        let configure = |config: &mut EngineConfig| config.pkeys.extend(options.pkeys);
+        let configure = |config: &mut EngineConfig| {
+            config.pkeys.extend(options.pkeys);
+            config.rxe_flush = options.rxe_flush;
+        };
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
         if on_a_cable {
             // Nobody else answers for its address, also while there are no queue pairs.
@@ -397,6 +404,10 @@ mod soft {
             assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
             let keys = |spec: &str| parse(spec).map(|(_, o)| o.pkeys).map_err(|e| e.to_string());
             assert_eq!(keys("lo,pkeys=8001:0x7ffe"), Ok(vec![Pkey(0x8001), Pkey(0x7ffe)]));
+            let flush = |spec: &str| parse(spec).map(|(_, o)| o.rxe_flush).map_err(|e| e.to_string());
+            assert_eq!((flush("lo"), flush("lo,quirk=rxe-flush")), (Ok(false), Ok(true)));
+            let cable = "frames=/a,peer=/b,ip=10.0.0.1/8,quirk=rxe-flush";
+            assert_eq!(flush(cable), Ok(true));
             let many = format!("lo,pkeys=1{}", ":1".repeat(127));
             for bad in [
                 "lo,pkeys=",
@@ -411,11 +422,11 @@ mod soft {
                     "{bad}"
                 );
             }
-            for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b"] {
+            for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b", "lo,quirk=x"] {
                 let e = parsed(bad).unwrap_err();
                 assert!(
                     e.contains(
-                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS or pcap=FILE"
+                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, quirk=rxe-flush or pcap=FILE"
                     ),
                     "{e}"
                 );

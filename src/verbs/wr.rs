@@ -235,7 +235,8 @@ impl<'a> SendWr<'a> {
     /// longer than timeout and retries of the queue pair allow ends with RETRY_EXC_ERR: flush a few gigabytes in parts.
     ///
     /// Linux rdma_rxe up to 7.3 computes another ICRC for this packet than the standard says. What it sends is
-    /// accepted; what is sent to it, by the standard, it does not answer.
+    /// accepted; what is sent to it, by the standard, it does not answer, unless the device was opened with
+    /// `quirk=rxe-flush`.
     ///
     /// ```
     /// use softroce::prelude::*;

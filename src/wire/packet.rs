@@ -291,6 +291,14 @@ impl<'b> PacketBuilder<'b> {
         icrc.copy_from_slice(&icrc::compute(ip, sealed).to_le_bytes());
         self.buf.len()
     }
+
+    /// As [`finish`](Self::finish), for a FLUSH to Linux rdma_rxe: see [`icrc::compute_rxe_flush`].
+    pub fn finish_rxe_flush(self, ip: &IpFields) -> usize {
+        let (sealed, icrc) = self.buf.split_at_mut(self.buf.len() - icrc::LEN);
+        sealed[self.header_len + self.payload_len..].fill(0);
+        icrc.copy_from_slice(&icrc::compute_rxe_flush(ip, sealed).to_le_bytes());
+        self.buf.len()
+    }
 }
 
 impl fmt::Debug for PacketBuilder<'_> {

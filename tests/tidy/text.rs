@@ -15,6 +15,7 @@ pub(crate) const UNSAFE: &[Exception] = &[
     ("src/verbs/pd.rs", "takes over the contract for memory that is not ours"),
     ("tests/alloc.rs", "an allocator that counts"),
     ("tests/fork.rs", "forks"),
+    ("tests/interop/src/tap.rs", "the system call that makes a TAP device"),
     ("tests/verbs/annex.rs", "registers memory of its own"),
     ("tests/verbs/limits.rs", "registers memory of its own"),
     ("tests/verbs/memory.rs", "registers memory of its own"),

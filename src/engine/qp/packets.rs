@@ -255,7 +255,11 @@ impl Qp {
         if plan.payload > 0 {
             gather(&c.mrs, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
         }
-        let size = builder.finish(&ip);
+        let size = if ext.feth.is_some() && c.config.rxe_flush {
+            builder.finish_rxe_flush(&ip)
+        } else {
+            builder.finish(&ip)
+        };
         batch.commit(&self.path, size, self.handle.as_u64());
         Ok(())
     }

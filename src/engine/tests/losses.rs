@@ -139,3 +139,25 @@ fn a_lost_not_ready_of_a_shared_queue_is_said_again() {
     assert_eq!(p.counter(1, C::SendRnrErr), p.counter(0, C::RcvdRnrErr) + 1);
     p.assert_quiet();
 }
+
+/// As its device was told, and no other packet.
+#[test]
+fn a_flush_for_rdma_rxe_has_the_icrc_of_rdma_rxe() {
+    for (rxe, v6) in [(true, false), (true, true), (false, false)] {
+        let access = Access::REMOTE | Access::FLUSH_GLOBAL;
+        let config: fn(&mut crate::engine::EngineConfig) =
+            if rxe { |c| c.rxe_flush = true } else { |c| c.rxe_flush = false };
+        let mut p = Pair::new(&Setup { access, config, v6, ..Setup::default() });
+        let side = &mut p.sides[1];
+        let region = Arc::clone(&side.region);
+        side.mr = side.engine.register(side.pd, region, IovaChoice::Allocate, access).unwrap();
+        p.post(0, p.wqe(0, SendOp::Write, 1, 0), &[]);
+        p.post(0, p.wqe(0, SendOp::Write, 2, 0), &[p.sge(0, 0, 2050)]);
+        p.post(0, SendWqe { compare_add: 64, imm_or_inv: 1, ..p.wqe(0, SendOp::Flush, 3, 0) }, &[]);
+        p.run();
+        assert_eq!(p.results(0), [(1, Success), (2, Success), (3, Success)]);
+        assert_eq!(p.counter(1, C::IcrcRxeFlush), u64::from(rxe), "v6: {v6}");
+        assert_eq!(p.counter(1, C::RxIcrcEncapsulated), 0);
+        p.assert_quiet();
+    }
+}

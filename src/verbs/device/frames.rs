@@ -25,7 +25,7 @@ pub(super) struct Options {
 }
 
 const WANTED: &str = "peer=PATH, stream=connect, stream=listen, ip=ADDRESS/PREFIX, gw=ADDRESS, mac=AA:BB:CC:DD:EE:FF, \
-                      mtu=BYTES, vlan=1..4094, pcp=0..7, pkeys=KEYS or pcap=FILE";
+                      mtu=BYTES, vlan=1..4094, pcp=0..7, pkeys=KEYS, quirk=rxe-flush or pcap=FILE";
 
 fn bad(what: String) -> Error {
     Error::verb("ibv_open_device", Cause::Invalid { what: what.into() })
