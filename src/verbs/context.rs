@@ -293,6 +293,7 @@ impl Context {
             ("port_other_traffic", stats.other_traffic),
             ("port_unresolved", stats.unresolved),
             ("port_unanswered", stats.unanswered),
+            ("port_merged", stats.merged),
             ("port_bad_framing", stats.bad_framing),
             ("port_uncaptured", stats.uncaptured),
         ] {

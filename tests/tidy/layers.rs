@@ -47,7 +47,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ),
     // The list of devices, and what opening one puts together.
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
-    ("verbs::device", &["port::ether", "port::frames", "wire::frame::Mac"]),
+    ("verbs::device", &["port::ether", "port::frames", "port::raw", "wire::frame::Mac"]),
     ("verbs::device", &["engine::EngineConfig", "engine::config", "fork"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause", "engine::config", "engine::watch"]),
@@ -90,6 +90,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["fork", "mem::raw", "port"]),
     ("nix", &["port", "nic"]),
     ("pcap_file", &["capture"]),
+    ("pnet_datalink", &["port::raw"]),
     ("smoltcp", &["port::ether", "wire::frame", "wire::grh"]),
     ("socket2", &["port"]),
 ];
