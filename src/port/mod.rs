@@ -272,8 +272,8 @@ pub struct PortStats {
     pub unresolved: u64,
     /// Questions of ARP, neighbour discovery or ping not answered, or not asked, because too much was waiting.
     pub unanswered: u64,
-    /// Frames dropped because the kernel of this host had merged several datagrams in one, or had not yet taken
-    /// apart what was sent as one.
+    /// Frames dropped because they were longer than the MTU of their interface: the kernel of this host had merged
+    /// several datagrams in one, or had not yet taken apart what was sent as one.
     pub merged: u64,
     /// Connections closed because their bytes were not frames.
     pub bad_framing: u64,

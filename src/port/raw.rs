@@ -24,9 +24,9 @@
 //! not come back to it. Each needs an end of its own of a virtual pair.
 //!
 //! *Offloads.* What a program of this host sends as one segmented send over a virtual pair arrives as one long
-//! frame, which nobody says how to take apart: it is dropped and counted as merged. So are frames that a card merges
-//! (LRO, UDP GRO). `ip link set dev PEER gso_max_segs 1` at the sender's end, or `ethtool -K PEER
-//! tx-udp-segmentation off`, makes the kernel take it apart before.
+//! frame, which nobody says how to take apart: if it is longer than the MTU it is dropped and counted as merged, and
+//! if not, its ICRC is wrong. So it is with frames that a card merges (LRO, UDP GRO). `ip link set dev PEER gso_max_segs
+//! 1` at the sender's end, or `ethtool -K PEER tx-udp-segmentation off`, makes the kernel take it apart before.
 //!
 //! *Rules.* Link and MTU follow the interface. An interface that was removed is gone, also when there is another
 //! one of the same name: the port stays down.
@@ -372,10 +372,12 @@ impl Link for RawLink {
         let longest = self.mtu as usize + HEAD;
         for i in 0..n {
             let incoming = self.receive.incoming(i);
-            let fit = match incoming.len > longest {
-                true => Fit::Merged,
-                false if incoming.truncated => Fit::Cut,
-                false => Fit::Whole,
+            let fit = if incoming.len > longest {
+                Fit::Merged
+            } else if incoming.truncated {
+                Fit::Cut
+            } else {
+                Fit::Whole
             };
             got.push(Got { len: incoming.len, fit, aside: aside(incoming.control) });
         }
