@@ -84,10 +84,10 @@ impl Veth {
         all
     }
 
-    /// The station's address and the kernel's.
-    fn addresses(&self, v4: bool) -> [String; 2] {
+    /// The station's address, the kernel's, and that of a second station.
+    fn addresses(&self, v4: bool) -> [String; 3] {
         let (high, low) = (100 + self.n / 256, self.n % 256);
-        [1, 2].map(|host| {
+        [1, 2, 3].map(|host| {
             if v4 {
                 format!("10.{high}.{low}.{host}")
             } else {
@@ -149,7 +149,7 @@ impl Testbed for Bed {
 fn with_the_kernel(v4: bool, options: &str, f: impl FnOnce(&Veth, udp::Bed, IpAddr) + Send) {
     let veth = Veth::new();
     let [a, b] = &veth.ends;
-    let [ours, theirs] = veth.addresses(v4);
+    let [ours, theirs, _] = veth.addresses(v4);
     let (len, nodad) = if v4 { (24, "") } else { (64, "nodad") };
     let commands = format!("{}address add {theirs}/{len} dev {b} {nodad}\n", veth.commands());
     let names = [format!("soft:raw={a},ip={ours}/{len}"), format!("soft:udp={theirs}{options}")];
@@ -233,8 +233,7 @@ fn the_kernels_network_at_the_other_end() {
 fn two_stations_of_a_vlan() {
     let veth = Veth::new();
     let [a, b] = &veth.ends;
-    let [first, kernel] = veth.addresses(true);
-    let second = kernel.replace(".2", ".3");
+    let [first, kernel, second] = veth.addresses(true);
     let commands = format!("{}address add {kernel}/24 dev {b}\n", veth.commands());
     let names = [
         format!("soft:raw={a},ip={first}/24,vlan=5,pcp=3"),
