@@ -63,6 +63,7 @@
 //! # Features
 //! - `udp` (default): devices on real networks, `soft:lo` and `soft:IFACE`, and on the cable of a virtual machine,
 //!   `soft:frames=SOCKET`. Linux. Without it the simulation remains, on any platform.
+//! - `raw`: devices on an interface past the kernel's network, `soft:raw=IFACE`. Linux, with `CAP_NET_RAW`.
 //! - `proptest`: strategies for faults of a simulated network, [`sim`]`::strategies`.
 //! - `serde`: `Serialize` and `Deserialize` for what programs tell each other.
 //! - `unstable-internals`: the layers below the verbs, without any promise.

@@ -1,5 +1,6 @@
 //! Scenarios of the verbs, written once and run on every testbed: the simulated network, real sockets
-//! on the loopback interface, and frames on a UNIX socket. And what only one of them has: devices by name, virtual time.
+//! on the loopback interface, frames on a UNIX socket, and frames on an interface. And what only one of them has:
+//! devices by name, virtual time.
 //!
 //! *Rules.* A scenario uses the public interface and a [`Testbed`](testbed::Testbed), nothing else. It
 //! never sleeps and never reads a clock: it waits for what it expects, and gives up after much longer than
@@ -18,6 +19,9 @@ mod devices;
 mod frames;
 #[path = "verbs/lossy.rs"]
 mod lossy;
+#[cfg(all(feature = "raw", target_os = "linux"))]
+#[path = "verbs/raw.rs"]
+mod raw;
 #[path = "verbs/sim.rs"]
 mod sim;
 #[path = "verbs/simulated.rs"]

@@ -24,7 +24,7 @@ pub(crate) struct Args {
     /// Print one JSON object per device instead of text
     #[arg(long)]
     json: bool,
-    /// Devices, such as soft:lo, soft:eth0, soft:udp=10.0.0.1 or soft:frames=SOCKET,...
+    /// Devices, such as soft:lo, soft:eth0, soft:udp=10.0.0.1, soft:frames=SOCKET,... or soft:raw=eth0,...
     #[arg(value_name = "DEVICE")]
     devices: Vec<String>,
 }

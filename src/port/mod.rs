@@ -37,6 +37,8 @@ pub mod netdev;
 mod open;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod owner;
+#[cfg(all(feature = "raw", target_os = "linux"))]
+pub mod raw;
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod selftest;
 #[cfg(all(feature = "udp", target_os = "linux"))]
@@ -270,6 +272,9 @@ pub struct PortStats {
     pub unresolved: u64,
     /// Questions of ARP, neighbour discovery or ping not answered, or not asked, because too much was waiting.
     pub unanswered: u64,
+    /// Frames dropped because they were longer than the MTU of their interface: the kernel of this host had merged
+    /// several datagrams in one, or had not yet taken apart what was sent as one.
+    pub merged: u64,
     /// Connections closed because their bytes were not frames.
     pub bad_framing: u64,
     /// Datagrams that are missing in the capture that was asked for: its file took no more.

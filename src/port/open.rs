@@ -229,7 +229,7 @@ pub(super) fn join(socket: &UdpSocket, address: &PortAddress) -> io::Result<()> 
 }
 
 /// Older kernels do not know the option, and then the port works without.
-fn missing_is_fine(set: io::Result<()>) -> io::Result<()> {
+pub(super) fn missing_is_fine(set: io::Result<()>) -> io::Result<()> {
     match set {
         Err(e) if e.raw_os_error() == Some(libc::ENOPROTOOPT) => Ok(()),
         other => other,

@@ -298,6 +298,30 @@ pub(super) fn interface_mtu(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
     u32::try_from(mtu).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
+/// Index of the interface `name`: `SIOCGIFINDEX`. It is another one if another interface has the name now.
+#[cfg(feature = "raw")]
+pub(super) fn interface_index(fd: BorrowedFd<'_>, name: &str) -> io::Result<u32> {
+    let mut request = interface_request(name)?;
+    // SAFETY: the kernel reads and writes one `ifreq`, which is what the pointer is to.
+    let got = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFINDEX, &raw mut request) };
+    count(got as isize)?;
+    // SAFETY: after this request the member that the kernel has set is the index.
+    let index = unsafe { request.ifr_ifru.ifru_ifindex };
+    u32::try_from(index).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Flags of the interface `name`, such as `IFF_UP`: `SIOCGIFFLAGS`. `fd` is any socket.
+#[cfg(feature = "raw")]
+pub(super) fn interface_flags(fd: BorrowedFd<'_>, name: &str) -> io::Result<c_int> {
+    let mut request = interface_request(name)?;
+    // SAFETY: the kernel reads and writes one `ifreq`, which is what the pointer is to.
+    let got = unsafe { libc::ioctl(fd.as_raw_fd(), libc::SIOCGIFFLAGS, &raw mut request) };
+    count(got as isize)?;
+    // SAFETY: after this request the member that the kernel has set are the flags.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    Ok(flags.into())
+}
+
 /// Driver of the interface `name`, such as `veth`: `SIOCETHTOOL` with `ETHTOOL_GDRVINFO`. Needs no
 /// privilege, and unlike `/sys/class/net` it is about the network namespace of the caller. `fd` is any
 /// socket.

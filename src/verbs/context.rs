@@ -57,6 +57,16 @@ impl Context {
     /// 4096 needs 4192, and both ends must have the same. `pcap=`, `pkeys=` and `quirk=` as above. The other end may come
     /// and go: meanwhile the port is down. The socket's file is removed with the device; a dead one is replaced.
     ///
+    /// *Interfaces.* `soft:raw=eth0,ip=10.0.0.5/24` is a station on the network of an interface, past the kernel's own
+    /// network: all of a frame is the device's. It needs the feature `raw` and `CAP_NET_RAW` (root, or `setcap
+    /// cap_net_raw+ep PROGRAM`). `ip=`, `gw=`, `mac=`, `vlan=`, `pcp=`, `pcap=` and `pkeys=` are those of a cable. `ip=` is an
+    /// address that the kernel of this host does not have, for it would answer too. `mtu=BYTES` is at most the interface's, which it is
+    /// without; link and MTU follow the interface. As long as the device is open the interface is promiscuous: the hardware
+    /// address is the device's own. On networks that know no other than the interface's, `mac=` names that one. Two devices on one
+    /// interface do not hear each other, nor the host; on the two ends of a virtual pair (`ip link add type veth`) they do. What
+    /// the kernel of this host sends over such a pair in segments is dropped and counted (`port_merged`), unless `ip link set
+    /// dev PEER gso_max_segs 1` has it taken apart.
+    ///
     /// *Fork.* A device belongs to the process that opened it. In a child of `fork(2)` every verb on it fails with
     /// `ENODEV`, dropping its objects does nothing, memory that was allocated by the library is not there, and the child
     /// may open devices of its own. Its copies of the parent's sockets stay open until it ends or runs another program:
@@ -64,7 +74,8 @@ impl Context {
     ///
     /// # Errors
     /// [`Error::NoDevice`] with what there is; `EADDRINUSE` with the likely owner and what to do;
-    /// `EADDRNOTAVAIL`; `EINVAL`: a name or option that cannot be one; what the system says to the file of `pcap`,
+    /// `EADDRNOTAVAIL`; `EINVAL`: a name or option that cannot be one; `EPERM`: `soft:raw=` without `CAP_NET_RAW`; `ENETDOWN`:
+    /// its interface is down; `EOPNOTSUPP`: the library was built without it; what the system says to the file of `pcap`,
     /// `EBUSY`: another device captures to it.
     #[doc(alias = "ibv_open_device")]
     pub fn open(spec: &str) -> Result<Self> {
@@ -294,6 +305,7 @@ impl Context {
             ("port_other_traffic", stats.other_traffic),
             ("port_unresolved", stats.unresolved),
             ("port_unanswered", stats.unanswered),
+            ("port_merged", stats.merged),
             ("port_bad_framing", stats.bad_framing),
             ("port_uncaptured", stats.uncaptured),
         ] {

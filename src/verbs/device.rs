@@ -99,6 +99,10 @@ fn no_device(spec: &str) -> Error {
 
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod frames;
+#[cfg(all(feature = "raw", target_os = "linux"))]
+mod raw;
+#[cfg(all(feature = "udp", target_os = "linux"))]
+mod station;
 
 #[cfg(all(feature = "udp", target_os = "linux"))]
 mod soft {
@@ -109,6 +113,8 @@ mod soft {
 
     use parking_lot::Mutex;
 
+    #[cfg(feature = "raw")]
+    use super::raw;
     use super::{Backend, Context, Device, Error, Result, frames};
     use crate::capture::Tap;
     use crate::engine::EngineConfig;
@@ -123,6 +129,8 @@ mod soft {
     use crate::port::Port;
     use crate::port::frames::FramesPort;
     use crate::port::netdev::{self, NetDevKind};
+    #[cfg(feature = "raw")]
+    use crate::port::raw::{RawError, RawPort};
     use crate::port::udp::{GsoPolicy, OpenError, UdpConfig, UdpPort};
     use crate::time::Duration;
     use crate::verbs::error::Named;
@@ -169,8 +177,47 @@ mod soft {
         pkeys: Vec<Pkey>,
         /// FLUSHes are sealed as rdma_rxe does it.
         rxe_flush: bool,
-        /// The device is on a UNIX socket.
-        frames: Option<frames::Options>,
+        /// The device has frames, and no socket of the kernel's network.
+        ether: Option<Ether>,
+    }
+
+    /// What carries the frames of a device.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    enum Ether {
+        /// A UNIX socket.
+        Frames(frames::Options),
+        /// An interface.
+        #[cfg(feature = "raw")]
+        Raw(raw::Options),
+    }
+
+    impl Ether {
+        /// That of a device with this name, if it has frames.
+        fn new(base: &str) -> Result<Option<Self>> {
+            if let Some(path) = base.strip_prefix("frames=") {
+                return Ok(Some(Self::Frames(frames::Options::new(path))));
+            }
+            base.strip_prefix("raw=").map(Self::raw).transpose()
+        }
+
+        #[cfg(feature = "raw")]
+        fn raw(interface: &str) -> Result<Self> {
+            Ok(Self::Raw(raw::Options::new(interface)))
+        }
+
+        #[cfg(not(feature = "raw"))]
+        fn raw(_interface: &str) -> Result<Self> {
+            let what = "soft:raw= needs the feature \"raw\" of softroce, which this program was built without";
+            Err(Error::verb("ibv_open_device", Cause::Unsupported { what }))
+        }
+
+        fn take(&mut self, option: &str) -> Result<()> {
+            match self {
+                Self::Frames(options) => options.take(option),
+                #[cfg(feature = "raw")]
+                Self::Raw(options) => options.take(option),
+            }
+        }
     }
 
     impl Options {
@@ -189,13 +236,12 @@ mod soft {
             pcap: None,
             pkeys: Vec::new(),
             rxe_flush: false,
-            frames: None,
+            ether: Ether::new(&base)?,
         };
-        options.frames = base.strip_prefix("frames=").map(frames::Options::new);
         for option in parts {
             let common = ["pcap=", "pkeys=", "quirk="].iter().any(|name| option.starts_with(name));
-            if let Some(frames) = options.frames.as_mut().filter(|_| !common) {
-                frames.take(&option)?;
+            if let Some(ether) = options.ether.as_mut().filter(|_| !common) {
+                ether.take(&option)?;
                 continue;
             }
             let bytes = option.strip_prefix("rcvbuf=").and_then(|n| n.parse::<usize>().ok());
@@ -285,9 +331,11 @@ mod soft {
             return Ok(Context::from_nic(device(name, nic.nic()), nic));
         }
         let (base, mut options) = parse(name)?;
-        let on_a_cable = options.frames.is_some();
-        let port = match options.frames.take() {
-            Some(frames) => open_frames(frames)?,
+        let is_station = options.ether.is_some();
+        let port = match options.ether.take() {
+            Some(Ether::Frames(frames)) => open_frames(frames)?,
+            #[cfg(feature = "raw")]
+            Some(Ether::Raw(raw)) => open_raw(raw)?,
             None => open_udp(name, &base, &options)?,
         };
         let port = match &options.pcap {
@@ -303,7 +351,7 @@ mod soft {
             config.rxe_flush = options.rxe_flush;
         };
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
-        if on_a_cable {
+        if is_station {
             // Nobody else answers for its address, also while there are no queue pairs.
             nic.follow_port().of(verb)?;
         }
@@ -324,6 +372,23 @@ mod soft {
                 Err(Error::verb("ibv_open_device", Cause::Address { errno, why }))
             }
         }
+    }
+
+    /// A port on an interface.
+    #[cfg(feature = "raw")]
+    fn open_raw(options: raw::Options) -> Result<Box<dyn Port>> {
+        let config = options.finish()?;
+        let clock = MonotonicClock::new();
+        let e = match RawPort::open(config, move || clock.now()) {
+            Ok(port) => return Ok(Box::new(port)),
+            Err(e) => e,
+        };
+        let (errno, why) = (e.errno(), e.to_string().into());
+        let cause = match e {
+            RawError::NoInterface { .. } => Cause::NoDevice { why },
+            _ => Cause::Address { errno, why },
+        };
+        Err(Error::verb("ibv_open_device", cause))
     }
 
     /// A port on sockets of the kernel's network.
@@ -404,7 +469,8 @@ mod soft {
             assert_eq!(parsed("lo,pcap=a\\, b\\\\c=d"), Ok(("lo".into(), auto, file)));
             let keys = |spec: &str| parse(spec).map(|(_, o)| o.pkeys).map_err(|e| e.to_string());
             assert_eq!(keys("lo,pkeys=8001:0x7ffe"), Ok(vec![Pkey(0x8001), Pkey(0x7ffe)]));
-            let flush = |spec: &str| parse(spec).map(|(_, o)| o.rxe_flush).map_err(|e| e.to_string());
+            let flush =
+                |spec: &str| parse(spec).map(|(_, o)| o.rxe_flush).map_err(|e| e.to_string());
             assert_eq!((flush("lo"), flush("lo,quirk=rxe-flush")), (Ok(false), Ok(true)));
             let cable = "frames=/a,peer=/b,ip=10.0.0.1/8,quirk=rxe-flush";
             assert_eq!(flush(cable), Ok(true));

@@ -47,7 +47,7 @@ pub(crate) const LAYERS: &[(&str, &[&str])] = &[
     ),
     // The list of devices, and what opening one puts together.
     ("verbs", &["capture::Tap", "port::Port", "port::PortAddress", "port::netdev", "port::udp"]),
-    ("verbs::device", &["port::ether", "port::frames", "wire::frame::Mac"]),
+    ("verbs::device", &["port::ether", "port::frames", "port::raw", "wire::frame::Mac"]),
     ("verbs::device", &["engine::EngineConfig", "engine::config", "fork"]),
     ("sim", &["verbs", "nic", "fabric", "capture", "seed", "wire", "net", "time"]),
     ("sim", &["engine::EngineConfig", "engine::cause", "engine::config", "engine::watch"]),
@@ -90,6 +90,7 @@ const CRATES: &[(&str, &[&str])] = &[
     ("libc", &["fork", "mem::raw", "port"]),
     ("nix", &["port", "nic"]),
     ("pcap_file", &["capture"]),
+    ("pnet_datalink", &["port::raw"]),
     ("smoltcp", &["port::ether", "wire::frame", "wire::grh"]),
     ("socket2", &["port"]),
 ];
@@ -100,7 +101,10 @@ pub(crate) const CLOCKS: &[Exception] = &[
     ("cli/tests/tour.rs", "so does a file that another process writes"),
     ("src/nic/clock.rs", "the clock of real devices"),
     ("src/nic/progress.rs", "the thread that looks after a device while the program does not"),
-    ("tests/interop/src/errors.rs", "looks again after a while whether the other side has answered"),
+    (
+        "tests/interop/src/errors.rs",
+        "looks again after a while whether the other side has answered",
+    ),
     ("tests/interop/src/guest.rs", "looks again after a while whether the machine listens"),
     ("tests/interop/src/kernel.rs", "the kernel counts, and shows it later"),
     ("tests/interop/src/relay.rs", "the cable is a thread"),

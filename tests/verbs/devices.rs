@@ -12,6 +12,8 @@ use crate::udp::open_free;
 
 const ENODEV: i32 = 19;
 const EINVAL: i32 = 22;
+#[cfg(not(feature = "raw"))]
+const EOPNOTSUPP: i32 = 95;
 const EADDRINUSE: i32 = 98;
 const EADDRNOTAVAIL: i32 = 99;
 
@@ -46,6 +48,14 @@ fn names_that_open_nothing() {
         }
         assert_eq!(matches!(e, Error::NoDevice(_)), errno == ENODEV, "{e:?}");
     }
+}
+
+#[cfg(not(feature = "raw"))]
+#[test]
+fn raw_devices_want_their_feature() {
+    let e = Context::open("soft:raw=eth0,ip=10.0.0.5/24").map(drop).unwrap_err();
+    assert_eq!(e.errno(), Some(EOPNOTSUPP));
+    assert!(e.to_string().contains("feature \"raw\""), "{e}");
 }
 
 #[test]

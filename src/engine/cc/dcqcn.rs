@@ -110,7 +110,7 @@ impl Dcqcn {
         }
         let period = self.config.alpha_time;
         let mut left = whole(now.saturating_since(self.alpha_at), period);
-        self.alpha_at = self.alpha_at + times(period, left);
+        self.alpha_at += times(period, left);
         while left > 0 {
             let before = self.alpha;
             self.lower();

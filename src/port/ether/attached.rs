@@ -9,7 +9,7 @@ use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
 use nix::sys::time::TimeSpec;
 use nix::sys::timerfd::{ClockId, Expiration, TimerFd, TimerFlags, TimerSetTimeFlags};
 
-use super::station::{Route, Station};
+use super::station::{Aside, Route, Station};
 use super::{StationConfig, outbox};
 use crate::net::{Ident, PortCaps, SrcPort, Transmit};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch};
@@ -63,8 +63,21 @@ pub trait Link: Send + fmt::Debug {
         false
     }
 
+    /// Looks at what [`Link::tend`] only looks at now and then.
+    fn refresh(&mut self) {}
+
     /// Whether somebody is at the other end, as far as is known.
     fn is_up(&self) -> bool;
+
+    /// The largest IP packet that it carries, if that is the link's to say. It may change.
+    fn mtu(&self) -> Option<u32> {
+        None
+    }
+
+    /// Bytes that wait for [`Link::recv`] before frames are dropped; `None`: the sender has to wait instead.
+    fn rx_buffer(&self) -> Option<usize> {
+        None
+    }
 
     /// Becomes writable when a [`Link::send`] that took nothing is worth another try.
     fn blocked_on(&self) -> Option<BorrowedFd<'_>>;
@@ -78,8 +91,29 @@ pub trait Link: Send + fmt::Debug {
 pub struct Got {
     /// Bytes in the buffer.
     pub len: usize,
+    /// Whether it is all there, and by itself.
+    pub fit: Fit,
+    /// What is not in the buffer.
+    pub aside: Aside,
+}
+
+impl Got {
+    /// A frame as it was on the wire, unless it was too long for its buffer.
+    pub fn new(len: usize, truncated: bool) -> Self {
+        let fit = if truncated { Fit::Cut } else { Fit::Whole };
+        Self { len, fit, aside: Aside::default() }
+    }
+}
+
+/// Whether a frame can be used.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fit {
+    /// It is whole.
+    Whole,
     /// The buffer was too small for it.
-    pub truncated: bool,
+    Cut,
+    /// It is several that somebody has merged, and nobody says how.
+    Merged,
 }
 
 /// Frames to send, in slots of one size.
@@ -175,7 +209,10 @@ impl<L: Link> EtherPort<L> {
         let timer = TimerFd::new(ClockId::CLOCK_MONOTONIC, flags)?;
         epoll.add(&timer, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
         link.tend(clock(), &epoll)?;
-        let station = Station::new(config);
+        let mut station = Station::new(config);
+        if let Some(mtu) = link.mtu() {
+            station.set_mtu(mtu);
+        }
         let frames = Frames::new(station.frame_space());
         let mut port = Self {
             link,
@@ -209,8 +246,23 @@ impl<L: Link> EtherPort<L> {
             self.rings = Instant::FAR_FUTURE;
         }
         self.link.tend(now, &self.epoll)?;
+        self.follow_mtu();
         self.station.handle_timeout(now);
         Ok(now)
+    }
+
+    /// The link may carry more, or less, than it did. Between two batches, when there are no frames.
+    fn follow_mtu(&mut self) {
+        let Some(mtu) = self.link.mtu() else { return };
+        if mtu == self.station.config().mtu {
+            return;
+        }
+        self.station.set_mtu(mtu);
+        let slot = self.station.frame_space();
+        // What waits was written for the longer ones.
+        if slot > self.frames.slot {
+            self.frames = Frames::new(slot);
+        }
     }
 
     /// Has the timer ring when something is due. It may ring too early, which does no harm.
@@ -381,7 +433,7 @@ impl<L: Link> Port for EtherPort<L> {
             gso_segments_v6: SEGMENTS,
             max_transmit: MAX_TRANSMIT,
             mtu: self.station.config().mtu,
-            rx_buffer: None,
+            rx_buffer: self.link.rx_buffer(),
         }
     }
 
@@ -400,12 +452,16 @@ impl<L: Link> Port for EtherPort<L> {
         }
         for got in &self.got {
             let Some(buf) = rx.spare() else { break };
-            if got.truncated {
-                self.station.stats.truncated += 1;
+            match got.fit {
+                Fit::Whole => {}
+                Fit::Cut => self.station.stats.truncated += 1,
+                Fit::Merged => self.station.stats.merged += 1,
+            }
+            if got.fit != Fit::Whole {
                 rx.skip();
                 continue;
             }
-            match self.station.receive(now, &buf[..got.len]) {
+            match self.station.receive_with(now, &buf[..got.len], got.aside) {
                 Some((meta, at)) => {
                     let len = at.len();
                     buf.copy_within(at, 0);
@@ -472,6 +528,8 @@ impl<L: Link> Port for EtherPort<L> {
         let now = (self.clock)();
         // What cannot be done now is tried again in the next pass, which tells.
         let _ = self.link.tend(now, &self.epoll);
+        self.link.refresh();
+        self.follow_mtu();
     }
 }
 

@@ -31,8 +31,8 @@ mod outbox;
 mod station;
 
 #[cfg(feature = "udp")]
-pub use attached::{EtherPort, Frames, Got, Link};
-pub use station::{Route, Station};
+pub use attached::{EtherPort, Fit, Frames, Got, Link};
+pub use station::{Aside, Route, Station};
 
 /// The MTU of a link that is not told another: a path MTU of 4096 fits, as it does on Ethernets that are set up for
 /// RoCE.

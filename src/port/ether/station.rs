@@ -21,6 +21,8 @@ use crate::wire::frame::{self, Envelope, LinkType, Mac, NotRoce, UdpChecksum};
 const HOPS: u8 = 64;
 /// Bytes of a VLAN tag.
 const TAG: usize = 4;
+/// The protocol of a VLAN's tag (IEEE 802.1Q).
+const VLAN: u16 = 0x8100;
 const BROADCAST: Mac = Mac([0xff; 6]);
 
 /// Why a frame was dropped.
@@ -45,6 +47,15 @@ impl From<NotRoce> for Dropped {
             _ => Self::Other,
         }
     }
+}
+
+/// What a network card, or the kernel, keeps beside a frame instead of in it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Aside {
+    /// The tag that stood behind the addresses: its protocol (0x8100: a VLAN's) and what it says.
+    pub tag: Option<(u16, u16)>,
+    /// It comes from this host, whose kernel has left the UDP checksum to a card that it never came to.
+    pub unsummed: bool,
 }
 
 /// Where a datagram is to go.
@@ -174,10 +185,25 @@ impl Station {
         ours().find(|p| p.contains(target)).or_else(|| ours().next()).map(|p| p.ip)
     }
 
+    /// What the link carries has changed.
+    pub fn set_mtu(&mut self, mtu: u32) {
+        self.config.mtu = mtu;
+    }
+
     /// Looks at a frame. A RoCEv2 datagram for us is returned: where it came from, and where in `frame` it lies.
     /// Questions of the link are answered into the outbox, answers are taken note of, all else is counted.
     pub fn receive(&mut self, now: Instant, frame: &[u8]) -> Option<(RxMeta, Range<usize>)> {
-        match self.sort(now, frame) {
+        self.receive_with(now, frame, Aside::default())
+    }
+
+    /// The same, for a frame that is not quite as it was on the wire.
+    pub fn receive_with(
+        &mut self,
+        now: Instant,
+        frame: &[u8],
+        aside: Aside,
+    ) -> Option<(RxMeta, Range<usize>)> {
+        match self.sort(now, frame, aside) {
             Ok(Some((meta, at))) => {
                 self.stats.received_datagrams += 1;
                 self.stats.received_bytes += at.len() as u64;
@@ -199,7 +225,7 @@ impl Station {
         }
     }
 
-    fn sort(&mut self, now: Instant, frame: &[u8]) -> Sorted {
+    fn sort(&mut self, now: Instant, frame: &[u8], aside: Aside) -> Sorted {
         let (dst, rest) = frame.split_first_chunk().ok_or(Dropped::Malformed)?;
         let (src, rest) = rest.split_first_chunk().ok_or(Dropped::Malformed)?;
         let (dst, src) = (Mac(*dst), Mac(*src));
@@ -213,7 +239,13 @@ impl Station {
         let (ethertype, mut packet) = rest.split_first_chunk().ok_or(Dropped::Malformed)?;
         let mut ethertype = u16::from_be_bytes(*ethertype);
         let mut vlan = 0;
-        if ethertype == 0x8100 {
+        if let Some((protocol, tag)) = aside.tag {
+            // Another one behind it, or one of a provider: none of our VLANs.
+            if protocol != VLAN || ethertype == VLAN {
+                return Err(Dropped::Vlan);
+            }
+            vlan = tag & 0xfff;
+        } else if ethertype == VLAN {
             let ([t0, t1, e0, e1], behind) =
                 packet.split_first_chunk().ok_or(Dropped::Malformed)?;
             vlan = u16::from_be_bytes([*t0, *t1]) & 0xfff;
@@ -227,25 +259,37 @@ impl Station {
         let at = frame.len() - packet.len();
         match ethertype {
             0x0806 => self.take_arp(now, packet),
-            0x0800 => self.sort_v4(now, (at, src), packet),
-            0x86dd => self.sort_v6(now, (at, src), packet),
+            0x0800 => self.sort_v4(now, (at, src), packet, aside),
+            0x86dd => self.sort_v6(now, (at, src), packet, aside),
             _ => Err(Dropped::Other),
         }
     }
 
-    fn sort_v4(&mut self, now: Instant, (at, mac): (usize, Mac), packet: &[u8]) -> Sorted {
+    fn sort_v4(
+        &mut self,
+        now: Instant,
+        (at, mac): (usize, Mac),
+        packet: &[u8],
+        aside: Aside,
+    ) -> Sorted {
         let found = frame::dissect(LinkType::Ipv4, packet);
         match found {
-            Ok(found) => self.take_datagram(now, (at, mac), packet, &found),
+            Ok(found) => self.take_datagram(now, (at, mac), packet, &found, aside),
             Err(NotRoce::Protocol(1)) => self.answer_echo_v4(mac, packet),
             Err(why) => Err(why.into()),
         }
     }
 
-    fn sort_v6(&mut self, now: Instant, (at, mac): (usize, Mac), packet: &[u8]) -> Sorted {
+    fn sort_v6(
+        &mut self,
+        now: Instant,
+        (at, mac): (usize, Mac),
+        packet: &[u8],
+        aside: Aside,
+    ) -> Sorted {
         let found = frame::dissect(LinkType::Ipv6, packet);
         match found {
-            Ok(found) => self.take_datagram(now, (at, mac), packet, &found),
+            Ok(found) => self.take_datagram(now, (at, mac), packet, &found, aside),
             Err(NotRoce::Protocol(58)) => self.take_icmp_v6(now, mac, packet),
             Err(why) => Err(why.into()),
         }
@@ -258,6 +302,7 @@ impl Station {
         (at, mac): (usize, Mac),
         packet: &[u8],
         found: &frame::Dissected<'_>,
+        aside: Aside,
     ) -> Sorted {
         let Envelope { src, dst, ident, df, .. } = found.envelope;
         if found.is_cut() || src.is_unspecified() || src.is_multicast() {
@@ -271,7 +316,7 @@ impl Station {
         }
         let header = if dst.is_ipv4() { 20 } else { 40 };
         // Zero means that there is none, which RoCEv2 allows over IPv6 too.
-        if found.udp_checksum != 0 {
+        if found.udp_checksum != 0 && !aside.unsummed {
             let udp = UdpPacket::new_unchecked(&packet[header..]);
             if !udp.verify_checksum(&src.into(), &dst.into()) {
                 return Err(Dropped::Checksum);

@@ -318,6 +318,37 @@ fn everything_else_is_counted_for_its_reason() {
 }
 
 #[test]
+fn what_was_taken_out_of_a_frame_counts_like_what_is_in_it() {
+    let v4 = envelope("10.99.0.2", "10.99.0.1");
+    let good = roce(OURS, &v4, UdpChecksum::Computed);
+    let tagged = [&good[..12], &[0x81, 0, 0x60, 5], &good[12..]].concat();
+    let mut in_it = Station::new(StationConfig { vlan: Some(5), ..config() });
+    let mut in_none = station();
+    let of = |protocol, tag| Aside { tag: Some((protocol, tag)), unsummed: false };
+    for (station, aside, frame, arrives) in [
+        (&mut in_it, of(0x8100, 0x6005), &good, true),
+        (&mut in_it, of(0x8100, 6), &good, false),
+        (&mut in_it, of(0x88a8, 5), &good, false),
+        // One inside another.
+        (&mut in_it, of(0x8100, 5), &tagged, false),
+        (&mut in_none, of(0x8100, 5), &good, false),
+        (&mut in_none, of(0x8100, 0x6000), &good, true),
+    ] {
+        let before = station.stats().wrong_vlan;
+        assert_eq!(station.receive_with(at(0), frame, aside).is_some(), arrives, "{aside:?}");
+        assert_eq!(station.stats().wrong_vlan - before, u64::from(!arrives));
+    }
+    // The checksum of UDP is not there yet; that of IP always is.
+    let unsummed = Aside { tag: None, unsummed: true };
+    let mut frame = good.clone();
+    frame[40] ^= 1;
+    assert!(in_none.receive_with(at(0), &frame, unsummed).is_some());
+    drops(&mut in_none, &frame, |s| &mut s.bad_checksum);
+    frame[22] = 63;
+    assert_eq!(in_none.receive_with(at(0), &frame, unsummed), None);
+}
+
+#[test]
 fn a_group_is_heard_while_it_is_joined() {
     let mut station = station();
     for (src, group, mac) in [

@@ -117,7 +117,7 @@ impl Dgram {
         };
         for i in 0..n {
             let incoming = self.receive.incoming(i);
-            got.push(Got { len: incoming.len, truncated: incoming.truncated });
+            got.push(Got::new(incoming.len, incoming.truncated));
         }
         if n > 0 && self.theirs.is_none() {
             // Somebody is there now.

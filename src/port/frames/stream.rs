@@ -92,7 +92,7 @@ impl Input {
         let fits = len.min(buf.len());
         buf[..fits].copy_from_slice(&frame[..fits]);
         self.start += LENGTH + len;
-        Got { len: fits, truncated: fits < len }
+        Got::new(fits, fits < len)
     }
 
     /// Room to read into: always some, because the largest frame fits twice.
