@@ -373,7 +373,7 @@ mod tests {
         for t in 0..4 {
             cc.on_cnp(at(t));
         }
-        assert_eq!((cc.rate, cc.target), (2500_000_000, 5 * G));
+        assert_eq!((cc.rate, cc.target), (2_500_000_000, 5 * G));
         steps(&mut cc, 5);
         assert_eq!(cc.target, 5 * G, "recovered by the timer");
         for i in 0..5 {
