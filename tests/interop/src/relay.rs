@@ -194,7 +194,7 @@ impl State {
         if self.faults.silence == Some(from) {
             return self.lose(at, frame, request);
         }
-        if self.faults.loss.is_some() && self.draw() % 100 == 0 {
+        if self.faults.loss.is_some() && self.draw().is_multiple_of(100) {
             return self.lose(at, frame, request);
         }
         let data = request || packet.info().operation == Operation::ReadResponse;
@@ -207,7 +207,7 @@ impl State {
             }
         }
         match packet.aeth().map(|aeth| aeth.syndrome) {
-            Some(Syndrome::Nak(code)) if code == NakCode::SequenceError => self.stats.naks += 1,
+            Some(Syndrome::Nak(NakCode::SequenceError)) => self.stats.naks += 1,
             Some(Syndrome::RnrNak { .. }) => self.stats.rnr_naks += 1,
             _ => {}
         }

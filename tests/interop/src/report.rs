@@ -90,7 +90,7 @@ impl Report {
                 json!({
                     "kernel": l.kernel, "port": l.port, "cell": l.cell, "failure": l.failure, "messages": l.messages,
                     "packets": l.packets, "lost": l.dropped, "overtaken": l.overtaken, "sent_again": l.again,
-                    "ms": l.millis as u64,
+                    "ms": u64::try_from(l.millis).unwrap_or(u64::MAX),
                 })
             })
             .collect();
