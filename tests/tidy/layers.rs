@@ -107,7 +107,6 @@ pub(crate) const CLOCKS: &[Exception] = &[
     ),
     ("tests/interop/src/guest.rs", "looks again after a while whether the machine listens"),
     ("tests/interop/src/kernel.rs", "the kernel counts, and shows it later"),
-    ("tests/interop/src/relay.rs", "the cable is a thread"),
 ];
 
 fn is_in(module: &[String], place: &str) -> bool {
