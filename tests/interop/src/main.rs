@@ -30,8 +30,9 @@ use crate::report::{Line, Report};
 /// A result whose error is for people.
 pub(crate) type Res<T> = Result<T, String>;
 
-const USAGE: &str = "usage: softroce-interop [--kernel V]... [--quick] [--rootless] [--only TEXT]... [--limit SECONDS]
-                        [--cache DIR] [--out DIR] [--program FILE] [--pairs]";
+const USAGE: &str =
+    "usage: softroce-interop [--kernel V]... [--quick] [--rootless] [--only TEXT]... [--first]
+                        [--limit SECONDS] [--cache DIR] [--out DIR] [--program FILE] [--pairs]";
 
 /// What was asked for.
 struct Options {
@@ -41,6 +42,8 @@ struct Options {
     rootless: bool,
     /// Only cells whose name has all of these words.
     only: Vec<String>,
+    /// Stop after the first cell that fails.
+    first: bool,
     /// Print the list of pairs made anew, and end.
     pairs: bool,
     limit: Duration,
@@ -57,6 +60,7 @@ impl Options {
             quick: false,
             rootless: false,
             only: Vec::new(),
+            first: false,
             pairs: false,
             limit: Duration::from_secs(1800),
             cache: PathBuf::from("/nonexistent"),
@@ -71,6 +75,7 @@ impl Options {
                 "--quick" => o.quick = true,
                 "--rootless" => o.rootless = true,
                 "--only" => o.only.push(value()?),
+                "--first" => o.first = true,
                 "--pairs" => o.pairs = true,
                 "--limit" => {
                     o.limit =
@@ -200,7 +205,9 @@ impl Runner<'_> {
 
     fn within_limit(&self) -> Res<()> {
         if self.began.elapsed() < self.options.limit {
-            return Ok(());
+            let failed = self.report.lines.last().is_some_and(|line| line.failure.is_some());
+            let stop = self.options.first && failed;
+            return if stop { Err("stopped after the first failure".into()) } else { Ok(()) };
         }
         Err(format!("not finished after {} s", self.options.limit.as_secs()))
     }
