@@ -269,7 +269,8 @@ qp_attr! {
     path_mtu: Mtu, 0x100, "path_mtu";
     /// Local ACK timeout: 4.096 us times 2 to this power, 0 to 31; 0 never times out.
     timeout: u8, 0x200, "timeout";
-    /// Retries after timeouts and sequence errors, 0 to 7.
+    /// Retries after timeouts and sequence errors, 0 to 7. Progress and an RNR NAK, both signs of a peer that
+    /// lives, begin the count anew.
     retry_cnt: u8, 0x400, "retry_cnt";
     /// Retries after "receiver not ready", 0 to 6; 7 retries for ever.
     rnr_retry: u8, 0x800, "rnr_retry";

@@ -71,8 +71,10 @@ impl Qp {
         c.count(Counter::CompleterRetryErr);
         self.go_back(c);
         self.req.rnr_until = Some(c.now + wait);
-        // What we retried has arrived: a loss from here on is another.
+        // What we retried has arrived, so the path works both ways: a loss from here on is another, and the
+        // losses of a long wait do not add up to a dead peer.
         self.req.retrying = false;
+        self.req.retries_left = self.set.retry_cnt;
         true
     }
 

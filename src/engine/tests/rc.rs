@@ -300,6 +300,30 @@ fn rnr_seven_never_ends() {
 }
 
 #[test]
+fn losses_while_the_receiver_is_not_ready_do_not_add_up() {
+    let mut p = Pair::new(&Setup { timeout: 8, retry_cnt: 2, ..Setup::default() });
+    // Two of three requests are lost: as many as may be in a row.
+    let mut sent = 0;
+    p.rule(move |f| {
+        sent += u32::from(f.to == 1);
+        if f.to == 1 && !sent.is_multiple_of(3) { Fate::Drop } else { Fate::Pass }
+    });
+    p.post(0, p.wqe(0, SendOp::Send, 1, 0), &[p.sge(0, 0, 64)]);
+    p.run_for(Duration::from_millis(100));
+    assert_eq!(p.results(0), []);
+    assert!(p.counter(0, C::RcvdRnrErr) > 10);
+    assert!(p.counter(0, C::LocalAckTimeoutErr) > 20);
+    p.post_recv(1, 1, &[p.sge(1, 0, 64)]);
+    p.run();
+    assert_eq!(p.results(0), [(1, Success)]);
+    // A peer that is gone is still noticed: the first and two retries.
+    p.rule(|_| Fate::Drop);
+    p.post(0, p.wqe(0, SendOp::Send, 2, 0), &[p.sge(0, 0, 64)]);
+    p.run();
+    assert_eq!(p.results(0), [(2, WcStatus::RetryExc)]);
+}
+
+#[test]
 fn silence_ends_in_retry_exceeded_after_the_time_that_was_set() {
     let mut p = Pair::new(&Setup { timeout: 10, retry_cnt: 3, ..Setup::default() });
     p.rule(|f| if f.to == 1 { Fate::Drop } else { Fate::Pass });
