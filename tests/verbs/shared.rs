@@ -6,7 +6,7 @@ use softroce::prelude::*;
 use softroce::verbs::Cause;
 
 use super::Bed;
-use crate::testbed::{LONG, Pair, Side, Testbed, pattern};
+use crate::testbed::{LONG, Pair, Side, Testbed, next, pattern};
 
 const EINVAL: i32 = 22;
 
@@ -154,8 +154,12 @@ fn several_threads_fill_it() {
     s.server[0].rcq.resize(4 * EACH as u32).unwrap();
     thread::scope(|scope| {
         for part in 0..4 {
-            let srq = s.srq.clone();
+            let (srq, server) = (s.srq.clone(), &s.server[0]);
             scope.spawn(move || {
+                // However late they come, nobody gives up.
+                while server.counter("send_rnr_err") < 2 {
+                    thread::yield_now();
+                }
                 for id in part * EACH..(part + 1) * EACH {
                     srq.post_recv(RecvWr::new(id, ())).unwrap();
                 }
@@ -167,7 +171,8 @@ fn several_threads_fill_it() {
             .map(|client| {
                 scope.spawn(move || {
                     for id in 0..EACH {
-                        client.done(SendWr::send(id, ()));
+                        client.post(SendWr::send(id, ()));
+                        next(&client.cq).ok().unwrap();
                     }
                 })
             })
@@ -180,7 +185,7 @@ fn several_threads_fill_it() {
             ids.extend(some[..n].iter().map(|wc| wc.ok().unwrap().wr_id));
         }
         while ids.len() < 4 * EACH as usize {
-            ids.push(s.server[0].received().ok().unwrap().wr_id);
+            ids.push(next(&s.server[0].rcq).ok().unwrap().wr_id);
         }
         ids.sort_unstable();
         assert_eq!(ids, (0..4 * EACH).collect::<Vec<_>>());

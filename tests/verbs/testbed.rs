@@ -208,6 +208,19 @@ impl Pair {
     }
 }
 
+/// The next completion, for scenarios of several threads. In a simulation that several threads drive, time passes
+/// for one of them however long the scheduler keeps another from posting, so a timeout there says little.
+#[track_caller]
+pub(crate) fn next(cq: &CompletionQueue) -> WorkCompletion {
+    for _ in 0..100_000 {
+        match cq.wait(LONG) {
+            Err(Error::Timeout) => std::thread::yield_now(),
+            other => return other.unwrap(),
+        }
+    }
+    panic!("nothing came");
+}
+
 /// Bytes that are recognised: another stretch for each seed.
 pub(crate) fn pattern(seed: u64, len: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;

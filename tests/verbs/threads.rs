@@ -8,21 +8,9 @@ use softroce::prelude::*;
 use softroce::verbs::Cause;
 
 use super::Bed;
-use crate::testbed::{LONG, Pair, Side, Testbed};
+use crate::testbed::{Pair, Side, Testbed, next};
 
 const THREADS: u32 = 4;
-
-/// The next completion. In a simulation that several threads drive, time may pass for one of them before
-/// another has posted anything, so a timeout there says little.
-fn next(cq: &CompletionQueue) -> WorkCompletion {
-    for _ in 0..100_000 {
-        match cq.wait(LONG) {
-            Err(Error::Timeout) => thread::yield_now(),
-            other => return other.unwrap(),
-        }
-    }
-    panic!("nothing came");
-}
 
 #[test]
 fn several_wait_for_one_queue_and_each_completion_goes_to_one() {
