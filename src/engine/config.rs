@@ -35,6 +35,9 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,
+    /// How far ahead of its pace a packet may leave: credit for segmented sends, and all that a queue pair gets back that
+    /// was late or blocked. Zero: each packet alone, at its own moment. Below a microsecond, timers tick in nanoseconds.
+    pub pacing_burst: Duration,
     /// Packets in a row without a request for an ACK, at most.
     pub ack_every: u32,
     /// Partition table. Index 0 is the default partition, which a queue pair is in that asks for no other.
@@ -63,6 +66,8 @@ impl EngineConfig {
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
             cnp: CnpConfig::default(),
+            // Enough for one segmented send at high rates.
+            pacing_burst: Duration::from_micros(20),
             ack_every: 64,
             pkeys: vec![Pkey::DEFAULT],
             first_qpn: None,

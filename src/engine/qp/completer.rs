@@ -7,7 +7,7 @@
 //! counters and restarts the ACK timer; it is booked before what else the response leads to, so that a
 //! retry that it starts counts.
 
-use super::requester::{is_atomic, is_read_class};
+use super::requester::{Controller, is_atomic, is_read_class};
 use super::retry::ack_timeout;
 use super::{Qp, steps};
 use crate::engine::cc::{AckInfo, Loss};
@@ -133,7 +133,10 @@ impl Qp {
         };
         let bytes = std::mem::take(&mut self.req.acked_bytes);
         let ecn_echo = meta.path.ecn() == Ecn::Ce;
-        self.req.cc.get().on_ack(c.now, &AckInfo { bytes, rtt: None, ecn_echo });
+        if let Controller::Custom(custom) = &mut self.req.cc {
+            let rtt = custom.probes.acknowledge(self.req.una_psn, c.now);
+            self.tell(c.now, |cc| cc.on_ack(c.now, &AckInfo { bytes, rtt, ecn_echo }));
+        }
     }
 
     /// Everything before `upto` is acknowledged; if nothing is in the way, `then` follows.

@@ -3,6 +3,7 @@
 mod lifecycle;
 mod losses;
 mod memory;
+mod pacing;
 pub(crate) mod pair;
 mod random;
 mod rc;
