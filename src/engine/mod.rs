@@ -27,6 +27,7 @@ mod common;
 pub mod config;
 mod control;
 pub mod counters;
+mod elide;
 pub mod errno;
 pub mod event;
 mod index;
@@ -297,8 +298,10 @@ impl Engine {
         buf: &mut [u8],
     ) -> Option<(Transmit, u64)> {
         self.common.now = now;
-        // Held long enough.
-        let acks = if self.acks_due.is_some_and(|t| t <= now) { Acks::Send } else { acks };
+        // Held long enough, or not to be held.
+        let at_once = self.common.config.ack_delay.is_zero();
+        let due = at_once || self.acks_due.is_some_and(|t| t <= now);
+        let acks = if due { Acks::Send } else { acks };
         if self.ready.is_empty() && (acks == Acks::Hold || self.acks.is_empty()) {
             self.note_held_acks();
             return None;
@@ -308,6 +311,10 @@ impl Engine {
             Ident::Chosen => self.next_ident,
         };
         let mut batch = Batch::new(buf, &self.common.caps, ident);
+        if at_once {
+            // Before anybody's requests: they may take for ever.
+            self.fill_acks(&mut batch);
+        }
         self.fill(&mut batch);
         if acks == Acks::Send {
             self.fill_acks(&mut batch);

@@ -8,7 +8,7 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::trace::NicEvent;
 use crate::engine::window::PACKET_CHARGE;
-use crate::mem::{Access, AccessError, MrTable, PdId};
+use crate::mem::{Access, AccessError, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::wire::Opcode;
@@ -243,13 +243,14 @@ impl Qp {
         let Some((wqe, words)) = self.sq.get(self.req.cur) else { return Ok(()) };
         let ext = plan.ext(wqe);
         let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, plan.payload);
+        let mut there = true;
         if plan.payload > 0 {
-            gather(&c.mrs, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
+            there = gather(c, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
         }
-        let size = if ext.feth.is_some() && c.config.rxe_flush {
+        let size = if ext.feth.is_some() && c.config.rxe_flush && !c.config.elide {
             builder.finish_rxe_flush(&ip)
         } else {
-            builder.finish(&ip)
+            c.seal(builder, &ip, there)
         };
         batch.commit(&self.path, size, self.handle.as_u64());
         Ok(())
@@ -352,19 +353,20 @@ impl Qp {
     }
 }
 
-/// Collects payload from the buffers of a request.
+/// Collects payload from the buffers of a request. `false`: what could be collected is left where it is.
 pub(super) fn gather(
-    mrs: &MrTable,
+    c: &Common,
     pd: PdId,
     wqe: &SendWqe,
     words: &[u64],
     offset: usize,
     mut dst: &mut [u8],
-) -> Result<(), AccessError> {
+) -> Result<bool, AccessError> {
     if wqe.flags.contains(SendFlags::INLINE) {
         read_inline(words, offset, dst);
-        return Ok(());
+        return Ok(true);
     }
+    let there = !c.config.elide || wqe.op == SendOp::AtomicWrite;
     let mut skip = offset;
     for sge in sges(words, wqe.num_sge) {
         let len = sge.length as usize;
@@ -373,14 +375,17 @@ pub(super) fn gather(
             continue;
         }
         let (now, rest) = dst.split_at_mut((len - skip).min(dst.len()));
-        mrs.local(pd, &sge, Access::empty())?.read_into(skip, now);
+        let source = c.mrs.local(pd, &sge, Access::empty())?;
+        if there {
+            source.read_into(skip, now);
+        }
         dst = rest;
         skip = 0;
         if dst.is_empty() {
             break;
         }
     }
-    Ok(())
+    Ok(there)
 }
 
 #[cfg(test)]

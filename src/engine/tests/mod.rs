@@ -1,5 +1,7 @@
 //! Two engines talking to each other, in virtual time.
 
+mod acks;
+mod elide;
 mod lifecycle;
 mod losses;
 mod memory;

@@ -71,18 +71,12 @@ fn answers_of_a_read_are_paced_alike() {
 
 #[test]
 fn silence_gives_no_credit_beyond_the_burst() {
-    let configs: [(fn(&mut EngineConfig), usize); 2] = [
-        (alone, 1),
-        // 2 us are nine packets of 221 ns, and one leaves at once.
-        (
-            |c| {
-                alone(c);
-                c.pacing_burst = Duration::from_micros(2);
-            },
-            10,
-        ),
-    ];
-    for (config, at_once) in configs {
+    let two_microseconds = |c: &mut EngineConfig| {
+        alone(c);
+        c.pacing_burst = Duration::from_micros(2);
+    };
+    // 2 us are nine packets of 221 ns, and one leaves at once.
+    for (config, at_once) in [(alone as fn(&mut EngineConfig), 1), (two_microseconds, 10)] {
         let mut p = Pair::new(&Setup { config, ..setup(QpType::Rc) });
         for id in 0..3 {
             p.log.clear();
