@@ -8,9 +8,10 @@ use std::collections::VecDeque;
 use super::ah::AhTable;
 use super::config::EngineConfig;
 use super::counters::{Counter, Counters};
+use super::elide::scatter_there;
 use super::event::{AsyncEvent, MAX_EVENTS};
 use super::index::SrqTable;
-use super::qp::{scatter_by, scatter_into};
+use super::qp::scatter_by;
 use super::status::WcStatus;
 use super::trace::NicEvent;
 use super::watch::{Placed, Watch};
@@ -135,7 +136,7 @@ impl Common {
         }
     }
 
-    /// Places what a peer's WRITE brings, late if bytes land late.
+    /// Places what a peer's WRITE brings, if it is there; late if bytes land late.
     #[cold]
     pub(crate) fn place(
         &mut self,
@@ -143,9 +144,13 @@ impl Common {
         rkey: Rkey,
         va: u64,
         payload: &[u8],
+        there: bool,
     ) -> Placed {
         let (len, need) = (payload.len() as u64, Access::REMOTE_WRITE);
         self.remote((pd, qpn), rkey, va, len, need)?;
+        if !there {
+            return Ok(());
+        }
         let Self { watch, mrs, now, .. } = self;
         match watch.as_mut().and_then(|w| w.late.as_mut()) {
             Some(late) => {
@@ -157,7 +162,7 @@ impl Common {
         Ok(())
     }
 
-    /// Distributes what answers a READ into a list of buffers, from `offset` on; late if bytes land late.
+    /// Distributes what answers a READ into a list of buffers, from `offset` on, if it is there; late if bytes land late.
     #[cold]
     pub(crate) fn scatter(
         &mut self,
@@ -165,10 +170,12 @@ impl Common {
         list: impl Iterator<Item = Sge>,
         offset: usize,
         src: &[u8],
+        there: bool,
     ) -> Placed {
         let Self { watch, mrs, now, .. } = self;
-        let Some(late) = watch.as_mut().and_then(|w| w.late.as_mut()) else {
-            return scatter_into(mrs, pd, list, offset, src);
+        let late = watch.as_mut().and_then(|w| w.late.as_mut()).filter(|_| there);
+        let Some(late) = late else {
+            return scatter_there(there, mrs, pd, list, offset, src);
         };
         scatter_by(list, offset, src, |sge, skip, bytes| {
             let place = mrs.local_place(pd, sge, Access::LOCAL_WRITE)?;

@@ -28,15 +28,22 @@ pub struct EngineConfig {
     pub rxe_flush: bool,
     /// Flow control towards receiving sockets.
     pub window: WindowConfig,
-    /// How long a plain ACK may wait for a packet to travel with.
+    /// How long a plain ACK may wait for a packet to travel with. Zero: it leaves at once, before all requests.
     pub ack_delay: Duration,
     /// After this time a further packet ahead of a gap draws another sequence NAK (the first may be lost).
     /// `None`: one NAK for each gap, as the standard has it.
     pub renak_after: Option<Duration>,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,
-    /// Packets in a row without a request for an ACK, at most.
+    /// How far ahead of its pace a packet may leave: credit for segmented sends, and all that a queue pair gets back that
+    /// was late or blocked. Zero: each packet alone, at its own moment. Below a microsecond, timers tick in nanoseconds.
+    pub pacing_burst: Duration,
+    /// Packets in a row without a request for an ACK, at most. `u32::MAX`, with the window off: only the last packet of a
+    /// message asks.
     pub ack_every: u32,
+    /// No payload is copied or looked at, and no ICRC computed or checked; all else is as it would be. For simulated networks
+    /// on which all devices do so and nothing is damaged: see `engine/elide.rs`.
+    pub elide: bool,
     /// Partition table. Index 0 is the default partition, which a queue pair is in that asks for no other.
     pub pkeys: Vec<Pkey>,
     /// Number of the first queue pair, where it matters to somebody who has recorded it; the others follow. `None`:
@@ -63,7 +70,10 @@ impl EngineConfig {
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
             cnp: CnpConfig::default(),
+            // Enough for one segmented send at high rates.
+            pacing_burst: Duration::from_micros(20),
             ack_every: 64,
+            elide: false,
             pkeys: vec![Pkey::DEFAULT],
             first_qpn: None,
             max_qp: (1 << 20) - 16,

@@ -356,7 +356,7 @@ impl Engine {
             self.settle();
             return Ok(());
         }
-        apply(qp, attr);
+        apply(qp, now, attr);
         qp.pkey = pkey.unwrap_or(qp.pkey);
         if let Some((path, ip)) = path {
             let Some(qp) = self.qps.get(handle) else { return Err(gone("queue pair")) };
@@ -588,7 +588,7 @@ fn connect(qp: &mut Qp, c: &mut Common) {
 }
 
 /// Sets the attributes; their values were checked.
-fn apply(qp: &mut Qp, attr: &QpAttr) {
+fn apply(qp: &mut Qp, now: Instant, attr: &QpAttr) {
     let set = &mut *qp.set;
     macro_rules! take {
         ($($name:ident),+) => {$(
@@ -624,7 +624,7 @@ fn apply(qp: &mut Qp, attr: &QpAttr) {
         qp.dest_qp = Qpn::new(dest);
     }
     if let Some(limit) = attr.rate_limit {
-        qp.set_rate_limit(limit);
+        qp.set_rate_limit(now, limit);
     }
 }
 

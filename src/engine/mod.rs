@@ -27,6 +27,7 @@ mod common;
 pub mod config;
 mod control;
 pub mod counters;
+mod elide;
 pub mod errno;
 pub mod event;
 mod index;
@@ -68,7 +69,7 @@ use watch::{Judge, Late};
 
 use crate::mem::{MrTable, PdId};
 use crate::net::{Ident, PortCaps, Transmit};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::num::Pkey;
 
 /// One of the device's addresses.
@@ -127,6 +128,9 @@ impl Engine {
         let random = rng.next_u32();
         let qps = QpTable::new(config.first_qpn.unwrap_or(random), config.max_qp);
         let next_ident = (rng.next_u32() & 0xffff) as u16;
+        // What must not leave ahead of its time must not be late, either: lateness is lost.
+        let fine = config.pacing_burst < Duration::from_nanos(1 << timer::COARSE);
+        let timers = Wheel::new(if fine { timer::EXACT } else { timer::COARSE });
         Self {
             // From the other end of the same word: elsewhere than queue pairs, mostly.
             common: Common::new(config, caps, MrTable::new(key, iova_base), random.reverse_bits()),
@@ -135,7 +139,7 @@ impl Engine {
             pds: BTreeMap::new(),
             next_pd: 0,
             gids,
-            timers: Wheel::new(),
+            timers,
             ready: VecDeque::new(),
             acks: VecDeque::new(),
             acks_due: None,
@@ -241,7 +245,7 @@ impl Engine {
         for _ in 0..max {
             let Some(slot) = self.timers.expire(now) else { return false };
             if let Some(qp) = self.qps.at(slot) {
-                if qp.deadline().is_some_and(|t| t <= now) {
+                if qp.deadline(&self.common).is_some_and(|t| t <= now) {
                     qp.handle_timeout(&mut self.common);
                 }
                 self.settle();
@@ -294,8 +298,10 @@ impl Engine {
         buf: &mut [u8],
     ) -> Option<(Transmit, u64)> {
         self.common.now = now;
-        // Held long enough.
-        let acks = if self.acks_due.is_some_and(|t| t <= now) { Acks::Send } else { acks };
+        // Held long enough, or not to be held.
+        let at_once = self.common.config.ack_delay.is_zero();
+        let due = at_once || self.acks_due.is_some_and(|t| t <= now);
+        let acks = if due { Acks::Send } else { acks };
         if self.ready.is_empty() && (acks == Acks::Hold || self.acks.is_empty()) {
             self.note_held_acks();
             return None;
@@ -305,6 +311,10 @@ impl Engine {
             Ident::Chosen => self.next_ident,
         };
         let mut batch = Batch::new(buf, &self.common.caps, ident);
+        if at_once {
+            // Before anybody's requests: they may take for ever.
+            self.fill_acks(&mut batch);
+        }
         self.fill(&mut batch);
         if acks == Acks::Send {
             self.fill_acks(&mut batch);
@@ -428,7 +438,7 @@ impl Engine {
     /// An armed timer is moved only to fire earlier; one that fires early is armed again.
     fn schedule_timer(&mut self, slot: u32) {
         let Some(qp) = self.qps.at(slot) else { return };
-        match qp.deadline() {
+        match qp.deadline(&self.common) {
             None => {
                 qp.armed = Instant::FAR_FUTURE;
                 self.timers.cancel(slot);

@@ -3,17 +3,21 @@
 //! *Owns* which slot (queue pair index) is due when. *Rules.* Arming, moving and cancelling cost a few
 //! loads and stores and never allocate after [`Wheel::reserve`]. [`Wheel::expire`] hands out slots in the
 //! order of their ticks and never earlier than asked; within a tick the order is that of arming.
-//! Resolution is one tick of 1.024 us.
+//! Resolution is one tick: of a power of two of nanoseconds, which whoever makes the wheel chooses.
 
 use crate::time::Instant;
 
-/// log2 of the nanoseconds in a tick.
-const TICK_BITS: u32 = 10;
+/// log2 of the nanoseconds in a tick, where a microsecond does not matter.
+pub(super) const COARSE: u32 = 10;
+/// The same for ticks of a nanosecond.
+pub(super) const EXACT: u32 = 0;
 /// log2 of the buckets in a level.
 const LEVEL_BITS: u32 = 6;
 const BUCKETS: u32 = 1 << LEVEL_BITS;
-/// 10 + 9 * 6 bits: every `Instant` has its place.
-const LEVELS: u32 = 9;
+/// 11 * 6 bits: every `Instant` has its place.
+const LEVELS: u32 = 11;
+/// So many slots of a bucket are looked at to tell when the next one is due.
+const FEW: usize = 8;
 /// Buckets of all levels.
 const PLACES: usize = (LEVELS * BUCKETS) as usize;
 const NIL: u32 = u32::MAX;
@@ -45,16 +49,19 @@ pub(super) struct Wheel {
     occupied: [u64; LEVELS as usize],
     /// All ticks before this one have been handed out.
     current: u64,
+    /// log2 of the nanoseconds in a tick.
+    tick_bits: u32,
 }
 
 impl Wheel {
-    /// An empty wheel at the origin of time.
-    pub(super) fn new() -> Self {
+    /// An empty wheel at the origin of time, with ticks of two to the power of `tick_bits` nanoseconds.
+    pub(super) fn new(tick_bits: u32) -> Self {
         Self {
             nodes: Vec::new(),
             lists: Box::new([List { head: NIL, tail: NIL }; PLACES]),
             occupied: [0; LEVELS as usize],
             current: 0,
+            tick_bits,
         }
     }
 
@@ -73,8 +80,8 @@ impl Wheel {
     /// Arms `slot` for `at`, moving it if it was armed already.
     pub(super) fn arm(&mut self, slot: u32, at: Instant) {
         // Round up: a timer may be late by a tick, never early.
-        let due =
-            (at.as_nanos().saturating_add((1 << TICK_BITS) - 1) >> TICK_BITS).max(self.current);
+        let part = (1 << self.tick_bits) - 1;
+        let due = (at.as_nanos().saturating_add(part) >> self.tick_bits).max(self.current);
         if self.nodes[slot as usize].place != NIL {
             if self.nodes[slot as usize].due == due {
                 return;
@@ -93,15 +100,31 @@ impl Wheel {
     }
 
     /// The earliest time at which [`expire`](Self::expire) may have something: exact for what is due
-    /// soon, a lower bound (start of a bucket) for what is far. `None` if nothing is armed.
+    /// soon or lies among few, else a lower bound (start of a bucket). `None` if nothing is armed.
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let (_, _, start) = self.first_bucket()?;
-        Some(Instant::from_nanos(start << TICK_BITS))
+        let (level, bucket, start) = self.first_bucket()?;
+        let due = if level == 0 { start } else { self.earliest(level, bucket).unwrap_or(start) };
+        Some(Instant::from_nanos(due << self.tick_bits))
+    }
+
+    /// The earliest tick in a bucket, if it does not take long to say.
+    fn earliest(&self, level: u32, bucket: u32) -> Option<u64> {
+        let mut slot = self.lists[(level * BUCKETS + bucket) as usize].head;
+        let mut earliest = u64::MAX;
+        for _ in 0..FEW {
+            let node = self.nodes.get(slot as usize)?;
+            earliest = earliest.min(node.due);
+            slot = node.next;
+            if slot == NIL {
+                return Some(earliest);
+            }
+        }
+        None
     }
 
     /// Takes one slot that is due at `now`. Call until `None`.
     pub(super) fn expire(&mut self, now: Instant) -> Option<u32> {
-        let now = now.as_nanos() >> TICK_BITS;
+        let now = now.as_nanos() >> self.tick_bits;
         while let Some((level, bucket, start)) = self.first_bucket()
             && start <= now
         {
@@ -204,7 +227,7 @@ mod tests {
 
     #[test]
     fn fires_in_order_and_not_early() {
-        let mut w = Wheel::new();
+        let mut w = Wheel::new(COARSE);
         w.reserve(4);
         w.arm(0, Instant::from_nanos(5_000_000));
         w.arm(1, Instant::from_nanos(3_000));
@@ -218,7 +241,7 @@ mod tests {
 
     #[test]
     fn pulled_earlier_and_pushed_later() {
-        let mut w = Wheel::new();
+        let mut w = Wheel::new(COARSE);
         w.reserve(2);
         w.arm(0, Instant::from_nanos(1 << 40));
         w.arm(0, Instant::from_nanos(10_000));
@@ -230,8 +253,23 @@ mod tests {
     }
 
     #[test]
+    fn a_nanosecond_is_told_apart_where_that_was_asked_for() {
+        let mut w = Wheel::new(EXACT);
+        w.reserve(2);
+        w.arm(0, Instant::from_nanos(1_000_221));
+        w.arm(1, Instant::from_nanos(1_000_222));
+        assert_eq!(w.next_due(), Some(Instant::from_nanos(1_000_221)), "exact, however far");
+        assert_eq!(drain(&mut w, Instant::from_nanos(1_000_220)), []);
+        assert_eq!(drain(&mut w, Instant::from_nanos(1_000_221)), [0]);
+        assert_eq!(w.next_due(), Some(Instant::from_nanos(1_000_222)));
+        w.arm(0, Instant::from_nanos(u64::MAX));
+        assert_eq!(drain(&mut w, Instant::from_nanos(u64::MAX - 1)), [1]);
+        assert_eq!(drain(&mut w, Instant::from_nanos(u64::MAX)), [0]);
+    }
+
+    #[test]
     fn a_year_ahead() {
-        let mut w = Wheel::new();
+        let mut w = Wheel::new(COARSE);
         w.reserve(1);
         let year = Duration::from_secs(365 * 24 * 3600);
         w.arm(0, Instant::ZERO + year);
@@ -267,8 +305,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn agrees_with_a_sorted_list(steps in proptest::collection::vec(step(), 1..200)) {
-            let mut wheel = Wheel::new();
+        fn agrees_with_a_sorted_list(
+            tick_bits in prop_oneof![Just(COARSE), Just(EXACT)],
+            steps in proptest::collection::vec(step(), 1..200),
+        ) {
+            let mut wheel = Wheel::new(tick_bits);
             wheel.reserve(16);
             let mut model: BTreeMap<u32, u64> = BTreeMap::new();
             let mut now = 0u64;
@@ -276,7 +317,7 @@ mod tests {
                 match s {
                     Step::Arm(slot, delay) => {
                         wheel.arm(slot, Instant::from_nanos(now + delay));
-                        model.insert(slot, (now + delay).div_ceil(1 << TICK_BITS));
+                        model.insert(slot, (now + delay).div_ceil(1 << tick_bits));
                     }
                     Step::Cancel(slot) => {
                         wheel.cancel(slot);
@@ -284,16 +325,16 @@ mod tests {
                     }
                     Step::Advance(delay) => {
                         if let (Some(next), Some(first)) = (wheel.next_due(), model.values().min()) {
-                            prop_assert!(next.as_nanos() >> TICK_BITS <= (*first).max(now >> TICK_BITS));
+                            prop_assert!(next.as_nanos() >> tick_bits <= (*first).max(now >> tick_bits));
                         }
                         now += delay;
                         let mut fired = Vec::new();
                         while let Some(slot) = wheel.expire(Instant::from_nanos(now)) {
                             fired.push((model.remove(&slot).expect("armed"), slot));
                         }
-                        prop_assert!(fired.iter().all(|&(due, _)| due <= now >> TICK_BITS));
+                        prop_assert!(fired.iter().all(|&(due, _)| due <= now >> tick_bits));
                         prop_assert!(fired.is_sorted_by_key(|&(due, _)| due), "{:?}", fired);
-                        prop_assert!(model.values().all(|&due| due > now >> TICK_BITS));
+                        prop_assert!(model.values().all(|&due| due > now >> tick_bits));
                     }
                 }
                 prop_assert_eq!(wheel.next_due().is_some(), !model.is_empty());

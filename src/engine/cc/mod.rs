@@ -1,7 +1,7 @@
 //! Congestion control: how fast a queue pair may send.
 //!
 //! The engine tells an algorithm what happened ([`CongestionControl`]) and asks it for a rate and a
-//! window; pacing itself is the engine's. [`Fixed`] is the algorithm of a queue pair that nobody slows.
+//! window; pacing itself is the engine's (`qp/pace.rs`). [`Fixed`] is the algorithm of a queue pair that nobody slows.
 
 mod dcqcn;
 mod fixed;
@@ -19,9 +19,11 @@ use crate::time::{Duration, Instant};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct AckInfo {
-    /// Bytes newly acknowledged.
+    /// Bytes of payload newly acknowledged; of a READ, those that have arrived.
     pub bytes: u32,
-    /// Round-trip time of the newest packet acknowledged, where it was measured.
+    /// Round-trip time of the newest packet acknowledged: from its leaving to the arrival of the ACK, or of the first
+    /// packet of its answer. `None` if that packet did not ask for an ACK, or something was sent again meanwhile, so that
+    /// nobody knows which of the two was answered.
     pub rtt: Option<Duration>,
     /// The acknowledgement itself carried "congestion experienced".
     pub ecn_echo: bool,
@@ -61,7 +63,8 @@ pub struct State {
 /// they run under the engine's lock. After any call, [`next_timer`](Self::next_timer),
 /// [`pacing_rate`](Self::pacing_rate) and [`cwnd`](Self::cwnd) are asked again.
 pub trait CongestionControl: fmt::Debug + Send {
-    /// A packet of `bytes` bytes left.
+    /// A packet left, whose Ethernet frame is of `bytes` bytes, from the MAC header to the check sequence: what it takes
+    /// in the queue of a switch.
     fn on_send(&mut self, now: Instant, bytes: u32) {
         let _ = (now, bytes);
     }
@@ -85,11 +88,13 @@ pub trait CongestionControl: fmt::Debug + Send {
     fn next_timer(&self) -> Option<Instant> {
         None
     }
-    /// Bits per second at which packets leave; `None`: as fast as they can.
+    /// Bits per second at which packets leave, by what they take on an Ethernet: the frame, preamble and gap. `None`: as
+    /// fast as they can.
     fn pacing_rate(&self) -> Option<u64> {
         None
     }
-    /// Most unacknowledged bytes; `None`: no limit of its own.
+    /// Most unacknowledged bytes of payload; `None`: no limit of its own. A single packet always may go, and one more to ask
+    /// for an ACK where none is under way: below a packet it is [`pacing_rate`](Self::pacing_rate) that counts.
     fn cwnd(&self) -> Option<u32> {
         None
     }

@@ -292,7 +292,8 @@ qp_attr! {
     cap: QpCap, 0x8_0000, "cap";
     /// Number of the peer's queue pair.
     dest_qpn: u32, 0x10_0000, "dest_qpn";
-    /// Most that the queue pair sends, requests and READ responses, in kbit/s with IP headers; 0: no limit.
+    /// Most that the queue pair sends, requests and READ responses, in kbit/s of what an Ethernet carries, headers, preamble
+    /// and gap included; 0: no limit.
     rate_limit: u32, 0x200_0000, "rate_limit";
 }
 

@@ -7,19 +7,20 @@
 //! counters and restarts the ACK timer; it is booked before what else the response leads to, so that a
 //! retry that it starts counts.
 
-use super::requester::{is_atomic, is_read_class};
+use super::requester::{Controller, is_atomic, is_read_class};
 use super::retry::ack_timeout;
 use super::{Qp, steps};
 use crate::engine::cc::{AckInfo, Loss};
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
+use crate::engine::elide::scatter_there;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus;
 use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::net::{Ecn, RxMeta};
 use crate::queue::wqe::sges;
-use crate::queue::{Cqe, CqeKind, SendFlags, SendOp, SendWqe};
+use crate::queue::{Cqe, CqeKind, SendFlags, SendOp};
 use crate::wire::num::Psn;
 use crate::wire::opcode::{Operation, Position};
 use crate::wire::packet::Packet;
@@ -133,7 +134,10 @@ impl Qp {
         };
         let bytes = std::mem::take(&mut self.req.acked_bytes);
         let ecn_echo = meta.path.ecn() == Ecn::Ce;
-        self.req.cc.get().on_ack(c.now, &AckInfo { bytes, rtt: None, ecn_echo });
+        if let Controller::Custom(custom) = &mut self.req.cc {
+            let rtt = custom.probes.acknowledge(self.req.una_psn, c.now);
+            self.tell(c.now, |cc| cc.on_ack(c.now, &AckInfo { bytes, rtt, ecn_echo }));
+        }
     }
 
     /// Everything before `upto` is acknowledged; if nothing is in the way, `then` follows.
@@ -193,12 +197,13 @@ impl Qp {
         if !fits {
             return Outcome::Fail(WcStatus::BadResp);
         }
+        let (bytes, there) = (packet.payload(), !c.config.elide);
+        let list = sges(words, wqe.num_sge);
         let placed = if c.is_watched() {
-            let bytes = packet.payload();
-            c.scatter(self.pd, sges(words, wqe.num_sge), offset, bytes)
+            c.scatter(self.pd, list, offset, bytes, there)
                 .inspect(|()| self.observe_scattered(c, psn, offset, bytes.len()))
         } else {
-            scatter(&c.mrs, self.pd, &wqe, words, offset, packet.payload())
+            scatter_there(there, &c.mrs, self.pd, list, offset, bytes)
         };
         if placed.is_err() {
             return Outcome::Fail(WcStatus::LocProt);
@@ -230,7 +235,8 @@ impl Qp {
         else {
             return Outcome::Fail(WcStatus::BadResp);
         };
-        if scatter(&c.mrs, self.pd, &wqe, words, 0, &result.orig.to_ne_bytes()).is_err() {
+        let list = sges(words, wqe.num_sge);
+        if scatter_into(&c.mrs, self.pd, list, 0, &result.orig.to_ne_bytes()).is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
         self.observe_scattered(c, psn, 0, 8);
@@ -358,18 +364,6 @@ fn refused(c: &mut Common, code: NakCode) -> WcStatus {
         NakCode::InvalidRd => WcStatus::RemInvRd,
         NakCode::RemoteOperational | NakCode::SequenceError => WcStatus::RemOp,
     }
-}
-
-/// Distributes bytes that arrived into the buffers of a request.
-fn scatter(
-    mrs: &MrTable,
-    pd: PdId,
-    wqe: &SendWqe,
-    words: &[u64],
-    offset: usize,
-    src: &[u8],
-) -> Result<(), AccessError> {
-    scatter_into(mrs, pd, sges(words, wqe.num_sge), offset, src)
 }
 
 /// Distributes bytes into a list of buffers, from `offset` on.

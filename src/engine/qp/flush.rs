@@ -91,8 +91,8 @@ impl Qp {
         self.face.sq.clear(&mut self.sq);
         self.forget_receives();
         let head = self.sq.head();
-        self.req.start(self.req.una_psn, head);
         self.req.limit = 0;
+        self.req.start(self.req.una_psn, head);
         *self.set = Settings::default();
         self.pkey = Pkey::DEFAULT;
     }

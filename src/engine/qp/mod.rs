@@ -11,7 +11,9 @@ pub mod attr;
 mod completer;
 pub(crate) mod flush;
 mod notification;
+mod pace;
 mod packets;
+mod probes;
 mod receives;
 mod requester;
 mod respond;
@@ -359,9 +361,9 @@ impl Qp {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
-    pub(crate) fn deadline(&self) -> Option<Instant> {
+    pub(crate) fn deadline(&self, c: &Common) -> Option<Instant> {
         let is_sender = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if is_sender { self.req.deadline() } else { None }
+        if is_sender { self.req.deadline(c.config.pacing_burst) } else { None }
     }
 
     /// A header towards the peer.

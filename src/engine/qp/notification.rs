@@ -56,7 +56,7 @@ impl Qp {
         let bth = Bth { becn: true, m: false, ..self.bth(Opcode::CNP, Psn::default()) };
         let ip = self.ip.with_ident(batch.ident());
         let builder = PacketBuilder::new(batch.slot(size), &bth, &Ext::default(), 0);
-        let size = builder.finish(&ip);
+        let size = c.seal(builder, &ip, false);
         batch.commit(&path, size, self.handle.as_u64());
         self.notification.due = false;
         c.count(Counter::NpCnpSent);

@@ -8,18 +8,14 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::trace::NicEvent;
 use crate::engine::window::PACKET_CHARGE;
-use crate::mem::{Access, AccessError, MrTable, PdId};
+use crate::mem::{Access, AccessError, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::Duration;
 use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Qpn, Rkey};
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
-
-/// How far ahead of its pace a sender may run: enough for one segmented send at high rates.
-pub(super) const PACING_BURST: Duration = Duration::from_micros(20);
 
 /// Index into what the requester has charged to windows.
 pub(super) const TO_PEER: usize = 0;
@@ -189,26 +185,33 @@ impl Qp {
         let Some((to_peer, to_us)) = self.windows else { return false };
         let cwnd = match &self.req.cc {
             Controller::Fixed(_) => None,
-            Controller::Custom(cc) => cc.cwnd(),
+            Controller::Custom(custom) => custom.algorithm.cwnd(),
         };
-        let cwnd = cwnd.map_or(u64::MAX, u64::from);
-        let paced = self.is_ahead_of_pace(c);
+        let paced = self.req.pace.holds(c.now, c.config.pacing_burst);
         let which = plan.window;
         let in_flight = self.req.charged[TO_PEER];
         // An ACK comes back for each quarter of what may be in flight, or at least that often.
         plan.ack_req |= self.req.unasked + 1 >= c.config.ack_every
-            || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer).min(cwnd) / 4;
+            || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer) / 4;
+        let mut full = false;
+        if let Some(cwnd) = cwnd.map(u64::from) {
+            // It is told of payload alone.
+            let with = |charged: u64, packets: u32| {
+                charged.saturating_sub(u64::from(packets) * PACKET_CHARGE) + plan.payload as u64
+            };
+            plan.ack_req |= with(self.req.unasked_bytes, self.req.unasked) >= cwnd / 4;
+            full = which == TO_PEER && in_flight > 0 && with(in_flight, self.req.flying) > cwnd;
+        }
         let id = if which == TO_US { to_us } else { to_peer };
         let short = !c.windows.has_room(id, plan.charge, self.unit());
         let behind = !self.req.woken[which] && c.windows.has_waiters(id);
-        let full = which == TO_PEER && in_flight > 0 && in_flight + plan.charge > cwnd;
         if short || behind || full {
             // Room comes from ACKs. If none was asked for, because there was more room when the packets
             // in flight were sent, one more goes and asks.
             let asked = self.req.asked.distance_from(self.req.una_psn) > 0;
             if which == TO_PEER && in_flight > 0 && !asked {
                 plan.ack_req = true;
-                self.req.ahead |= paced;
+                self.req.pace.hold(paced);
                 return !paced;
             }
             if (short || behind) && !self.req.in_line[which] {
@@ -220,20 +223,8 @@ impl Qp {
             self.req.no_room = short.then_some(which);
             return false;
         }
-        self.req.ahead |= paced;
+        self.req.pace.hold(paced);
         !paced
-    }
-
-    /// Whether the pace holds the next packet back.
-    fn is_ahead_of_pace(&self, c: &Common) -> bool {
-        self.req.next_send > c.now + PACING_BURST && self.req.pacing_rate().is_some()
-    }
-
-    /// The same; if so, it comes back when the pace lets it.
-    pub(super) fn is_paced(&mut self, c: &Common) -> bool {
-        let paced = self.is_ahead_of_pace(c);
-        self.req.ahead |= paced;
-        paced
     }
 
     #[inline(always)]
@@ -252,13 +243,14 @@ impl Qp {
         let Some((wqe, words)) = self.sq.get(self.req.cur) else { return Ok(()) };
         let ext = plan.ext(wqe);
         let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, plan.payload);
+        let mut there = true;
         if plan.payload > 0 {
-            gather(&c.mrs, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
+            there = gather(c, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
         }
-        let size = if ext.feth.is_some() && c.config.rxe_flush {
+        let size = if ext.feth.is_some() && c.config.rxe_flush && !c.config.elide {
             builder.finish_rxe_flush(&ip)
         } else {
-            builder.finish(&ip)
+            c.seal(builder, &ip, there)
         };
         batch.commit(&self.path, size, self.handle.as_u64());
         Ok(())
@@ -295,6 +287,7 @@ impl Qp {
         r.unasked += sent;
         r.unasked_bytes += charge;
         r.charged[TO_PEER] += charge;
+        r.flying += sent;
         if let Some((to_peer, _)) = self.windows {
             c.windows.charge(to_peer, charge);
         }
@@ -327,6 +320,12 @@ impl Qp {
         let end = plan.psn.offset(plan.psns);
         if !r.is_outside(plan.psn) {
             c.counters.count(Counter::RetransmittedPkts);
+        } else if let Controller::Custom(custom) = &mut r.cc
+            && plan.ack_req
+            // The answer to a READ behind another waits for that one.
+            && (plan.window == TO_PEER || r.rd_out == 0)
+        {
+            custom.probes.add(plan.psn.offset(1), c.now);
         }
         if r.is_outside(end) {
             r.top_psn = end;
@@ -343,6 +342,7 @@ impl Qp {
             r.unasked_bytes += plan.charge;
         }
         r.charged[plan.window] += plan.charge;
+        r.flying += u32::from(plan.window == TO_PEER);
         if r.ack_deadline.is_none() {
             r.ack_deadline = ack_timeout(self.set.timeout).map(|t| c.now + t);
         }
@@ -351,34 +351,22 @@ impl Qp {
         }
         self.pace(c, size + self.path.header_len());
     }
-
-    /// Tells congestion control of a packet of `wire` bytes, headers included, and when the next may follow.
-    pub(super) fn pace(&mut self, c: &Common, wire: usize) {
-        let r = &mut self.req;
-        let wire = u32::try_from(wire).unwrap_or(u32::MAX);
-        if let Controller::Custom(cc) = &mut r.cc {
-            cc.on_send(c.now, wire);
-        }
-        if let Some(rate) = r.pacing_rate() {
-            let ns = u64::from(wire) * 8 * 1_000_000_000 / rate.max(1);
-            r.next_send = r.next_send.max(c.now) + Duration::from_nanos(ns);
-        }
-    }
 }
 
-/// Collects payload from the buffers of a request.
+/// Collects payload from the buffers of a request. `false`: what could be collected is left where it is.
 pub(super) fn gather(
-    mrs: &MrTable,
+    c: &Common,
     pd: PdId,
     wqe: &SendWqe,
     words: &[u64],
     offset: usize,
     mut dst: &mut [u8],
-) -> Result<(), AccessError> {
+) -> Result<bool, AccessError> {
     if wqe.flags.contains(SendFlags::INLINE) {
         read_inline(words, offset, dst);
-        return Ok(());
+        return Ok(true);
     }
+    let there = !c.config.elide || wqe.op == SendOp::AtomicWrite;
     let mut skip = offset;
     for sge in sges(words, wqe.num_sge) {
         let len = sge.length as usize;
@@ -387,14 +375,17 @@ pub(super) fn gather(
             continue;
         }
         let (now, rest) = dst.split_at_mut((len - skip).min(dst.len()));
-        mrs.local(pd, &sge, Access::empty())?.read_into(skip, now);
+        let source = c.mrs.local(pd, &sge, Access::empty())?;
+        if there {
+            source.read_into(skip, now);
+        }
         dst = rest;
         skip = 0;
         if dst.is_empty() {
             break;
         }
     }
-    Ok(())
+    Ok(there)
 }
 
 #[cfg(test)]

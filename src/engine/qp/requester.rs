@@ -8,7 +8,9 @@
 //! all retries (IBTA 9.7.2). Nothing is stored for a retry: the packet is made anew from registered
 //! memory. What is in flight is charged to a window, and released when it is acknowledged or given up.
 
-use super::packets::{PACING_BURST, Plan};
+use super::pace::Pace;
+use super::packets::Plan;
+use super::probes::Probes;
 use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
 use crate::engine::cc::{CongestionControl, Fixed, State};
@@ -21,7 +23,7 @@ use crate::engine::trace::{NicEvent, WqeBrief};
 use crate::mem::Bind;
 use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
-use crate::time::Instant;
+use crate::time::{Duration, Instant};
 use crate::wire::num::Psn;
 use crate::wire::opcode::Position;
 use crate::wire::packet::PacketBuilder;
@@ -49,22 +51,23 @@ impl Track {
 /// The algorithm of a queue pair.
 #[derive(Debug)]
 pub(super) enum Controller {
+    /// As fast as it can.
     Fixed(Fixed),
-    Custom(Box<dyn CongestionControl>),
+    Custom(Box<Custom>),
+}
+
+/// An algorithm that its owner has chosen, and what it needs besides.
+#[derive(Debug)]
+pub(super) struct Custom {
+    pub(super) algorithm: Box<dyn CongestionControl>,
+    pub(super) probes: Probes,
 }
 
 impl Controller {
-    pub(super) fn get(&mut self) -> &mut dyn CongestionControl {
-        match self {
-            Self::Fixed(fixed) => fixed,
-            Self::Custom(custom) => custom.as_mut(),
-        }
-    }
-
     pub(super) fn peek(&self) -> &dyn CongestionControl {
         match self {
             Self::Fixed(fixed) => fixed,
-            Self::Custom(custom) => custom.as_ref(),
+            Self::Custom(custom) => custom.algorithm.as_ref(),
         }
     }
 }
@@ -107,6 +110,8 @@ pub(super) struct Requester {
     pub(super) acked_bytes: u32,
     /// Bytes in flight, as charged to the peer's window and to our own.
     pub(super) charged: [u64; 2],
+    /// Packets in flight, of those that are charged to the peer's window.
+    pub(super) flying: u32,
     /// A request that failed here, to be reported when all before it are done.
     pub(super) failed: Option<(u32, WcStatus)>,
     /// The event of state SQD is still to come.
@@ -114,10 +119,7 @@ pub(super) struct Requester {
     pub(super) cc: Controller,
     /// Most bits per second, whatever congestion control says; 0: no limit.
     pub(super) limit: u64,
-    /// When the pace lets the next packet go.
-    pub(super) next_send: Instant,
-    /// A packet waits for that, or nearly that.
-    pub(super) ahead: bool,
+    pub(super) pace: Pace,
     /// The window in which the last packet that could have been sent found too little room, by the index
     /// into [`charged`](Self::charged); and those where it waits in line, and where it has its turn.
     pub(super) no_room: Option<usize>,
@@ -129,7 +131,11 @@ pub(super) struct Requester {
 
 impl Requester {
     pub(super) fn new(depth: u32, cc: Option<Box<dyn CongestionControl>>) -> Self {
-        let cc = cc.map_or(Controller::Fixed(Fixed::unlimited()), Controller::Custom);
+        let custom = |algorithm: Box<dyn CongestionControl>| {
+            Controller::Custom(Box::new(Custom { algorithm, probes: Probes::NONE }))
+        };
+        let cc = cc.map_or(Controller::Fixed(Fixed::unlimited()), custom);
+        let pace = Pace::new(cc.peek().pacing_rate());
         Self {
             una: 0,
             cur: 0,
@@ -152,12 +158,12 @@ impl Requester {
             asked: Psn::default(),
             acked_bytes: 0,
             charged: [0; 2],
+            flying: 0,
             failed: None,
             drain_event: false,
             cc,
             limit: 0,
-            next_send: Instant::ZERO,
-            ahead: false,
+            pace,
             no_room: None,
             in_line: [false; 2],
             woken: [false; 2],
@@ -184,8 +190,8 @@ impl Requester {
         self.unasked_bytes = 0;
         self.asked = psn;
         self.acked_bytes = 0;
-        self.next_send = Instant::ZERO;
-        self.ahead = false;
+        self.pace = Pace::new(self.pacing_rate());
+        self.forget_probes();
         self.failed = None;
         self.drain_event = false;
     }
@@ -222,7 +228,7 @@ impl Requester {
     pub(super) fn pacing_rate(&self) -> Option<u64> {
         let rate = match &self.cc {
             Controller::Fixed(_) => None,
-            Controller::Custom(cc) => cc.pacing_rate(),
+            Controller::Custom(custom) => custom.algorithm.pacing_rate(),
         };
         match (rate, self.limit) {
             (rate, 0) => rate,
@@ -230,12 +236,19 @@ impl Requester {
         }
     }
 
-    pub(super) fn deadline(&self) -> Option<Instant> {
+    /// Round trips under way are not measured: something of them is sent again.
+    pub(super) fn forget_probes(&mut self) {
+        if let Controller::Custom(custom) = &mut self.cc {
+            custom.probes = Probes::NONE;
+        }
+    }
+
+    pub(super) fn deadline(&self, burst: Duration) -> Option<Instant> {
         let cc = match &self.cc {
             Controller::Fixed(_) => None,
             custom @ Controller::Custom(_) => custom.peek().next_timer(),
         };
-        let paced = self.ahead.then(|| self.next_send.earlier(PACING_BURST));
+        let paced = self.pace.deadline(burst);
         let or_never = |t: Option<Instant>| t.unwrap_or(Instant::FAR_FUTURE);
         let next = or_never(self.ack_deadline).min(or_never(self.rnr_until));
         let next = next.min(or_never(cc)).min(or_never(paced));
@@ -519,8 +532,9 @@ impl Qp {
     }
 
     /// Limits it to so many kbit/s; 0: no limit.
-    pub(crate) fn set_rate_limit(&mut self, kilobits: u32) {
+    pub(crate) fn set_rate_limit(&mut self, now: Instant, kilobits: u32) {
         self.req.limit = u64::from(kilobits) * 1000;
+        self.follow(now);
     }
 
     /// What its congestion control has come to.
@@ -534,7 +548,7 @@ impl Qp {
         if !matches!(self.state, QpState::Rts | QpState::Sqd) {
             return false;
         }
-        self.req.cc.get().on_cnp(c.now);
+        self.tell(c.now, |cc| cc.on_cnp(c.now));
         true
     }
 }

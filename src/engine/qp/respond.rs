@@ -59,8 +59,8 @@ impl Qp {
             }
             let Some(resource) = self.resp.resources[place] else { break };
             let answer = match resource.what {
-                What::Atomic { orig } => self.answer_atomic(batch, &resource, orig),
-                What::Done => self.answer_done(batch, &resource),
+                What::Atomic { orig } => self.answer_atomic(c, batch, &resource, orig),
+                What::Done => self.answer_done(c, batch, &resource),
                 What::Read { .. } => self.answer_read(c, batch, place, &resource),
                 What::Flush { .. } | What::Word(_) => match self.carry_out(c, place, &resource) {
                     Ok(Advance::Done) => Answer::Ready,
@@ -86,11 +86,17 @@ impl Qp {
         Turn::Idle
     }
 
-    fn answer_atomic(&self, batch: &mut Batch<'_>, resource: &Resource, orig: u64) -> Answer {
+    fn answer_atomic(
+        &self,
+        c: &Common,
+        batch: &mut Batch<'_>,
+        resource: &Resource,
+        orig: u64,
+    ) -> Answer {
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
         let ack = AtomicAckEth { orig };
         let ext = Ext { aeth: Some(aeth), atomic_ack: Some(ack), ..Ext::default() };
-        if self.emit(batch, Opcode::RC_ATOMIC_ACK, resource.first, &ext) {
+        if self.emit(c, batch, Opcode::RC_ATOMIC_ACK, resource.first, &ext) {
             Answer::Sent
         } else {
             Answer::Full
@@ -98,10 +104,10 @@ impl Qp {
     }
 
     /// ATOMIC WRITE and FLUSH are answered as a READ of no bytes would be.
-    fn answer_done(&self, batch: &mut Batch<'_>, resource: &Resource) -> Answer {
+    fn answer_done(&self, c: &Common, batch: &mut Batch<'_>, resource: &Resource) -> Answer {
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
         let ext = Ext { aeth: Some(aeth), ..Ext::default() };
-        if self.emit(batch, ONLY, resource.first, &ext) { Answer::Sent } else { Answer::Full }
+        if self.emit(c, batch, ONLY, resource.first, &ext) { Answer::Sent } else { Answer::Full }
     }
 
     /// The next packet of a READ, from memory as it is.
@@ -139,12 +145,14 @@ impl Qp {
         let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, payload);
         if payload > 0 {
             let (at, bytes) = (va.wrapping_add(offset as u64), payload as u64);
+            let there = !c.config.elide;
             match c.remote((self.pd, self.qpn), rkey, at, bytes, Access::REMOTE_READ) {
-                Ok(source) => source.read_into(0, builder.payload_mut()),
+                Ok(source) if there => source.read_into(0, builder.payload_mut()),
+                Ok(_) => {}
                 Err(_) => return self.lose_source(c, batch, place, resource),
             }
         }
-        let size = builder.finish(&ip);
+        let size = c.seal(builder, &ip, false);
         batch.commit(&self.path, size, self.handle.as_u64());
         self.pace(c, size + self.path.header_len());
         Answer::Sent
@@ -164,7 +172,7 @@ impl Qp {
             // A duplicate of a READ that was answered. Its sender has the answer and will not care, or
             // it has lost it and is told now; memory may go when a READ is done, so nobody is at fault.
             let ext = Ext { aeth: Some(Aeth { syndrome, msn: resource.msn }), ..Ext::default() };
-            if !self.emit(batch, Opcode::RC_ACK, psn, &ext) {
+            if !self.emit(c, batch, Opcode::RC_ACK, psn, &ext) {
                 return Answer::Full;
             }
             c.count(Counter::RespRemoteAccessErrors);
@@ -189,7 +197,7 @@ impl Qp {
             Ack::Nak(psn, syndrome) => (psn, syndrome),
         };
         let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.resp.msn }), ..Ext::default() };
-        if !self.emit(batch, Opcode::RC_ACK, psn, &ext) {
+        if !self.emit(c, batch, Opcode::RC_ACK, psn, &ext) {
             return false;
         }
         match syndrome {
@@ -203,13 +211,14 @@ impl Qp {
     }
 
     /// A packet without payload.
-    fn emit(&self, batch: &mut Batch<'_>, opcode: Opcode, psn: Psn, ext: &Ext) -> bool {
+    fn emit(&self, c: &Common, batch: &mut Batch<'_>, opcode: Opcode, psn: Psn, ext: &Ext) -> bool {
         let size = PacketBuilder::size(opcode, 0);
         if !batch.takes(&self.path, size) {
             return false;
         }
         let ip = self.ip.with_ident(batch.ident());
-        let size = PacketBuilder::new(batch.slot(size), &self.bth(opcode, psn), ext, 0).finish(&ip);
+        let builder = PacketBuilder::new(batch.slot(size), &self.bth(opcode, psn), ext, 0);
+        let size = c.seal(builder, &ip, false);
         batch.commit(&self.path, size, self.handle.as_u64());
         true
     }

@@ -14,9 +14,9 @@
 use super::Qp;
 use super::annex::flush_right;
 use super::attr::QpState;
-use super::completer::scatter_into;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
+use crate::engine::elide::scatter_there;
 use crate::engine::event::AsyncEvent;
 use crate::engine::status::{WcOpcode, WcStatus};
 use crate::engine::trace::NicEvent;
@@ -478,7 +478,9 @@ impl Qp {
             c.count(Counter::RespLocalLengthError);
             return Err(Refusal::Fatal(NakCode::InvalidRequest, WcStatus::LocLen));
         }
-        if scatter_into(&c.mrs, self.receive_pd(), list, self.resp.bytes, payload).is_err() {
+        let there = c.is_there(packet);
+        if scatter_there(there, &c.mrs, self.receive_pd(), list, self.resp.bytes, payload).is_err()
+        {
             return Err(Refusal::Fatal(NakCode::RemoteOperational, WcStatus::LocProt));
         }
         self.observe_scattered(c, packet.psn(), self.resp.bytes, payload.len());
@@ -543,13 +545,15 @@ impl Qp {
         if len > 0 {
             let Reth { va, rkey, dma_len } = self.resp.write;
             let at = va.wrapping_add((dma_len as usize - self.resp.bytes) as u64);
+            let there = c.is_there(packet);
             if c.is_watched() {
-                c.place((self.pd, self.qpn), rkey, at, payload)?;
+                c.place((self.pd, self.qpn), rkey, at, payload, there)?;
             } else {
                 let right = Access::REMOTE_WRITE;
-                c.mrs
-                    .remote(self.pd, self.qpn, rkey, at, len as u64, right)?
-                    .write_from(0, payload);
+                let target = c.mrs.remote(self.pd, self.qpn, rkey, at, len as u64, right)?;
+                if there {
+                    target.write_from(0, payload);
+                }
             }
             self.resp.bytes -= len;
         }

@@ -1,8 +1,8 @@
 //! Retries: go-back-N, its timers, and the account of what is in flight.
 
 use super::attr::QpState;
-use super::packets::{PACING_BURST, TO_PEER, TO_US, charge};
-use super::requester::{Controller, is_atomic};
+use super::packets::{TO_PEER, TO_US, charge};
+use super::requester::is_atomic;
 use super::{Qp, steps};
 use crate::engine::cc::Loss;
 use crate::engine::common::Common;
@@ -36,7 +36,7 @@ impl Qp {
         self.req.retries_left -= 1;
         self.req.retrying = true;
         c.count(Counter::CompleterRetryErr);
-        self.req.cc.get().on_loss(c.now, loss);
+        self.tell(c.now, |cc| cc.on_loss(c.now, loss));
         if let Some((to_peer, to_us)) = self.windows {
             let read = self.oldest_is(|op| op == SendOp::Read);
             c.windows.lost(if read { to_us } else { to_peer }, self.unit());
@@ -89,11 +89,13 @@ impl Qp {
         r.unasked_bytes = 0;
         r.asked = r.una_psn;
         r.ack_deadline = None;
+        r.forget_probes();
     }
 
     /// Takes all charges back, and lets others have the room.
     pub(super) fn release_all(&mut self, c: &mut Common) {
         let [peer, us] = std::mem::take(&mut self.req.charged);
+        self.req.flying = 0;
         if let Some((to_peer, to_us)) = self.windows {
             c.windows.release(to_peer, peer);
             c.windows.release(to_us, us);
@@ -106,6 +108,7 @@ impl Qp {
     pub(crate) fn leave_windows(&mut self, c: &mut Common) {
         let Some((to_peer, to_us)) = self.windows.take() else { return };
         let [peer, us] = std::mem::take(&mut self.req.charged);
+        self.req.flying = 0;
         self.req.in_line = [false; 2];
         self.req.woken = [false; 2];
         for (id, bytes) in [(to_peer, peer), (to_us, us)] {
@@ -166,6 +169,9 @@ impl Qp {
         let which = if wqe.op == SendOp::Read { TO_US } else { TO_PEER };
         debug_assert!(r.charged[which] >= charged, "released {charged} of {:?}", r.charged);
         r.charged[which] = r.charged[which].saturating_sub(charged);
+        if which == TO_PEER {
+            r.flying = r.flying.saturating_sub(sent.saturating_sub(from));
+        }
         if let Some((to_peer, to_us)) = self.windows {
             let id = if which == TO_US { to_us } else { to_peer };
             c.windows.acked(id, charged, mtu as u64);
@@ -180,13 +186,9 @@ impl Qp {
             self.req.rnr_until = None;
             c.observe(|| NicEvent::WaitOver { qpn: self.qpn.raw() });
         }
-        if self.req.next_send <= now + PACING_BURST {
-            self.req.ahead = false;
-        }
-        if let Controller::Custom(cc) = &mut self.req.cc
-            && cc.next_timer().is_some_and(|t| t <= now)
-        {
-            cc.on_timer(now);
+        self.req.pace.look(now, c.config.pacing_burst);
+        if self.req.cc.peek().next_timer().is_some_and(|t| t <= now) {
+            self.tell(now, |cc| cc.on_timer(now));
         }
         if self.req.ack_deadline.is_some_and(|t| t <= now) {
             self.req.ack_deadline = None;

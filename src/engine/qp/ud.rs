@@ -11,6 +11,7 @@ use super::{Qp, REQUESTS, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
+use crate::engine::elide::scatter_there;
 use crate::engine::status::{WcOpcode, WcStatus};
 use crate::engine::trace::{NicEvent, WqeBrief};
 use crate::mem::AccessError;
@@ -108,15 +109,16 @@ impl Qp {
         bth.se = wqe.flags.contains(SendFlags::SOLICITED);
         bth.dest_qp = if path.dst.is_multicast() { Qpn::MULTICAST } else { Qpn::new(wqe.dest_qpn) };
         let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, payload);
+        let mut there = true;
         if payload > 0
             && let Some((wqe, words)) = self.sq.get(self.req.cur)
         {
-            gather(&c.mrs, self.pd, wqe, words, 0, builder.payload_mut())
+            there = gather(c, self.pd, wqe, words, 0, builder.payload_mut())
                 .map_err(|_| WcStatus::LocProt)?;
             let (qpn, psn) = (self.qpn.raw(), psn.raw());
             c.observe(|| NicEvent::Gathered { qpn, psn, offset: 0, bytes: payload });
         }
-        let size = builder.finish(&ip);
+        let size = c.seal(builder, &ip, there);
         batch.commit(&path, size, self.handle.as_u64());
         self.pace(c, size + path.header_len());
         let r = &mut self.req;
@@ -168,7 +170,7 @@ impl Qp {
         if !self.take_receive(c) {
             return c.count(Counter::OutOfBuffer);
         }
-        if self.place(c, &header, payload).is_err() {
+        if self.place(c, &header, packet).is_err() {
             return self.fail_here(c, WcStatus::LocProt);
         }
         self.observe_scattered(c, packet.psn(), 0, needed);
@@ -185,10 +187,10 @@ impl Qp {
     }
 
     /// Fills the receive that was taken.
-    fn place(&self, c: &Common, header: &[u8], payload: &[u8]) -> Result<(), AccessError> {
+    fn place(&self, c: &Common, header: &[u8], packet: &Packet<'_>) -> Result<(), AccessError> {
         let Some((_, list)) = self.rq.taken() else { return Ok(()) };
         let pd = self.receive_pd();
         scatter_into(&c.mrs, pd, list.clone(), 0, header)?;
-        scatter_into(&c.mrs, pd, list, header.len(), payload)
+        scatter_there(c.is_there(packet), &c.mrs, pd, list, header.len(), packet.payload())
     }
 }

@@ -45,6 +45,9 @@ pub(crate) struct Flying {
     pub(crate) nth: usize,
 }
 
+/// When a packet was sent, its identification, its length, and its headers.
+pub(crate) type Sent = (Instant, Option<u16>, usize, Vec<u8>);
+
 type Rule = Box<dyn FnMut(&Flying) -> Fate>;
 
 /// One end.
@@ -72,6 +75,8 @@ pub(crate) struct Pair {
     seen: BTreeMap<(usize, &'static str), usize>,
     /// Every byte that was sent, with its time, if it is to be kept.
     pub(crate) tape: Option<Vec<u8>>,
+    /// The same without payload and ICRC, and with its length, if it is to be kept.
+    pub(crate) headers: Option<Vec<Sent>>,
     pub(crate) delay: Duration,
     /// Bytes that a side may send at once.
     pub(crate) room: usize,
@@ -238,6 +243,7 @@ impl Pair {
             log: Vec::new(),
             seen: BTreeMap::new(),
             tape: None,
+            headers: None,
             delay: Duration::from_micros(2),
             room: 1 << 16,
             acks: [Acks::Send; 2],
@@ -412,6 +418,10 @@ impl Pair {
             tape.extend(self.now.as_nanos().to_le_bytes());
             tape.extend(meta.ident.unwrap_or(0).to_le_bytes());
             tape.extend(datagram);
+        }
+        if let Some(headers) = &mut self.headers {
+            let header = datagram[..packet.info().header_len].to_vec();
+            headers.push((self.now, meta.ident, datagram.len(), header));
         }
         let flying = Flying {
             to,

@@ -20,7 +20,7 @@ fn setup(kind: QpType) -> Setup {
 }
 
 /// An address handle of side 0 to side 1, and a request along it.
-fn datagram(p: &mut Pair, wr_id: u64) -> SendWqe {
+pub(super) fn datagram(p: &mut Pair, wr_id: u64) -> SendWqe {
     let dgid = Gid::from(p.sides[1].engine.gids()[0].ip);
     let pd = p.sides[0].pd;
     let attr = AhAttr { dgid, traffic_class: 0x6a, flow_label: 0x12345, ..AhAttr::default() };

@@ -1,0 +1,228 @@
+//! Pace: when the next packet of a queue pair may leave.
+//!
+//! *Owns.* The moment at which the packets sent so far are paid for, and with it what is over of a nanosecond, so that the
+//! rate is kept on average and not only nearly.
+//!
+//! *Rules.* A packet costs what it takes on an Ethernet: its frame, at least the shortest one, with preamble and gap.
+//! So queue pairs whose rates add up to that of the link fill the link. The time of a packet begins when the packet
+//! begins to leave; what nobody used while the queue pair was silent, late or blocked is lost, but for the burst
+//! ([`EngineConfig::pacing_burst`](crate::engine::EngineConfig::pacing_burst)): so far ahead of its time a packet may
+//! leave. When the rate changes, what is still to be paid is paid at the new rate: else a cut would be felt one packet
+//! late, and a rise from a very low rate only after the long gap before it.
+
+use super::Qp;
+use super::requester::Controller;
+use crate::engine::cc::CongestionControl;
+use crate::engine::common::Common;
+use crate::time::{Duration, Instant};
+
+/// What an Ethernet adds to an IP packet: header and check sequence; the shortest frame; preamble, start of frame and
+/// gap (IEEE 802.3, clauses 3 and 4).
+const FRAME: usize = 14 + 4;
+const SHORTEST: usize = 64;
+const BETWEEN: u32 = 8 + 12;
+
+/// Bytes of the frame that an IP packet travels in.
+fn frame_len(ip_packet: usize) -> u32 {
+    u32::try_from((ip_packet + FRAME).max(SHORTEST)).unwrap_or(u32::MAX)
+}
+
+/// When the next packet may leave.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Pace {
+    /// All packets sent are paid for then,
+    next: Instant,
+    /// and these bits, each a thousand-millionth of one.
+    rest: u64,
+    /// Bits per second; 0: there is no pace.
+    rate: u64,
+    /// A packet waits, or has waited.
+    ahead: bool,
+}
+
+impl Pace {
+    /// Nothing was sent so far.
+    pub(super) fn new(rate: Option<u64>) -> Self {
+        Self { next: Instant::ZERO, rest: 0, rate: number(rate), ahead: false }
+    }
+
+    /// Whether the next packet must wait.
+    pub(super) fn holds(&self, now: Instant, burst: Duration) -> bool {
+        self.rate > 0 && self.next > now + burst
+    }
+
+    /// A packet of `wire` bytes begins to leave.
+    fn charge(&mut self, now: Instant, wire: u32) {
+        if self.rate == 0 {
+            return;
+        }
+        if self.next < now {
+            (self.next, self.rest) = (now, 0);
+        }
+        let due = u64::from(wire) * 8 * 1_000_000_000 + self.rest;
+        self.next = Instant::from_nanos(self.next.as_nanos().saturating_add(due / self.rate));
+        self.rest = due % self.rate;
+    }
+
+    /// The rate is another from now on.
+    fn set_rate(&mut self, now: Instant, rate: Option<u64>) {
+        let rate = number(rate);
+        if rate == self.rate {
+            return;
+        }
+        let left = self.next.saturating_since(now).as_nanos();
+        let due = left * u128::from(self.rate) + u128::from(self.rest);
+        self.next = self.next.min(now);
+        self.rest = 0;
+        if rate > 0 {
+            let ns = u64::try_from(due / u128::from(rate)).unwrap_or(u64::MAX);
+            self.next = Instant::from_nanos(self.next.as_nanos().saturating_add(ns));
+            // Less than `rate`.
+            self.rest = u64::try_from(due % u128::from(rate)).unwrap_or(0);
+        }
+        self.rate = rate;
+    }
+
+    /// A packet waits for it, if it `holds` one.
+    pub(super) fn hold(&mut self, holds: bool) {
+        self.ahead |= holds;
+    }
+
+    /// When a packet that waits may leave.
+    pub(super) fn deadline(&self, burst: Duration) -> Option<Instant> {
+        self.ahead.then(|| self.next.earlier(burst))
+    }
+
+    /// Time has passed.
+    pub(super) fn look(&mut self, now: Instant, burst: Duration) {
+        self.ahead &= self.next > now + burst;
+    }
+}
+
+/// No pace is a rate of 0, and a rate of 0 is the slowest that there is.
+fn number(rate: Option<u64>) -> u64 {
+    rate.map_or(0, |rate| rate.max(1))
+}
+
+impl Qp {
+    /// Whether the pace holds the next packet back; if so, it comes back when the pace lets it.
+    pub(super) fn is_paced(&mut self, c: &Common) -> bool {
+        let paced = self.req.pace.holds(c.now, c.config.pacing_burst);
+        self.req.pace.hold(paced);
+        paced
+    }
+
+    /// A packet leaves, of so many bytes with its IP header: congestion control is told of its frame, the pace of what
+    /// it takes on the wire.
+    pub(super) fn pace(&mut self, c: &Common, ip_packet: usize) {
+        let frame = frame_len(ip_packet);
+        self.tell(c.now, |cc| cc.on_send(c.now, frame));
+        self.req.pace.charge(c.now, frame.saturating_add(BETWEEN));
+    }
+
+    /// Tells congestion control something, and goes on at the rate that it has then.
+    pub(super) fn tell(&mut self, now: Instant, what: impl FnOnce(&mut dyn CongestionControl)) {
+        if let Controller::Custom(custom) = &mut self.req.cc {
+            what(custom.algorithm.as_mut());
+            self.follow(now);
+        }
+    }
+
+    /// Goes on at the rate that holds now.
+    pub(super) fn follow(&mut self, now: Instant) {
+        let rate = self.req.pacing_rate();
+        self.req.pace.set_rate(now, rate);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const G: u64 = 1_000_000_000;
+
+    fn at(ns: u64) -> Instant {
+        Instant::from_nanos(ns)
+    }
+
+    #[test]
+    fn what_packets_take_on_an_ethernet() {
+        // IPv4 and UDP, BTH and ICRC: 44 bytes around the payload.
+        let wire = |payload: usize| frame_len(28 + 16 + payload) + BETWEEN;
+        assert_eq!([256, 512, 1024, 2048, 4096].map(wire), [338, 594, 1106, 2130, 4178]);
+        assert_eq!(wire(0), 84, "the shortest frame");
+        // An ACK, a READ request.
+        assert_eq!([wire(4), wire(16)], [86, 98]);
+    }
+
+    #[test]
+    fn fractions_of_a_nanosecond_are_kept() {
+        for (rate, ns, packets) in [(40 * G, 221_200_000, 1_000_000), (3 * G, 2_949_333, 1000)] {
+            let mut pace = Pace::new(Some(rate));
+            let (mut now, start) = (at(1000), at(1000));
+            for _ in 0..packets {
+                assert!(!pace.holds(now, Duration::ZERO));
+                pace.charge(now, 1106);
+                assert!(pace.holds(now, Duration::ZERO), "one at a time");
+                now = pace.next;
+            }
+            assert_eq!((now - start).as_nanos(), ns, "{rate}");
+        }
+    }
+
+    #[test]
+    fn who_is_late_gets_back_no_more_than_the_burst() {
+        for burst in [0, 20_000] {
+            let mut pace = Pace::new(Some(8 * G));
+            let length = Duration::from_nanos(burst);
+            pace.charge(at(0), 1000);
+            assert_eq!(pace.next, at(1000));
+            // Long after that, packets of a microsecond each.
+            let mut n = 0;
+            while !pace.holds(at(500_000), length) {
+                pace.charge(at(500_000), 1000);
+                n += 1;
+            }
+            assert_eq!(n, burst / 1000 + 1);
+            pace.ahead = true;
+            assert_eq!(pace.deadline(length), Some(at(501_000)));
+            pace.look(at(500_999), length);
+            assert!(pace.ahead);
+            pace.look(at(501_000), length);
+            assert!(!pace.ahead && !pace.holds(at(501_000), length));
+        }
+    }
+
+    #[test]
+    fn what_is_left_to_pay_is_paid_at_the_new_rate() {
+        let mut pace = Pace::new(Some(8 * G));
+        pace.charge(at(1000), 4000);
+        assert_eq!(pace.next, at(5000));
+        pace.set_rate(at(2000), Some(4 * G));
+        assert_eq!(pace.next, at(8000), "three of the four microseconds now take six");
+        pace.set_rate(at(5000), Some(24 * G));
+        assert_eq!(pace.next, at(5500));
+        pace.set_rate(at(5100), None);
+        assert!(!pace.holds(at(5100), Duration::ZERO));
+        pace.charge(at(5100), 4000);
+        pace.set_rate(at(6000), Some(1));
+        assert!(!pace.holds(at(6000), Duration::ZERO), "nothing is owed from before");
+        pace.charge(at(6000), 1);
+        assert_eq!(pace.next, at(6000 + 8 * G));
+        pace.set_rate(at(6000 + G), Some(8 * G));
+        assert_eq!(pace.next, at(6000 + G), "seven bits");
+        assert_eq!(pace.rest, 7 * G);
+    }
+
+    #[test]
+    fn a_change_of_rate_costs_no_time() {
+        let mut pace = Pace::new(Some(40 * G));
+        let mut now = at(0);
+        for i in 0..10_000 {
+            pace.charge(now, 1106);
+            pace.set_rate(now, Some(if i % 2 == 0 { 40 * G } else { 40 * G - 1 }));
+            now = pace.next;
+        }
+        assert_eq!(now, at(2_212_000));
+    }
+}
