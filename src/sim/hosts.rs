@@ -98,10 +98,12 @@ impl Sim {
         self.add_host(Cabled::On(at, cabling), segments, |config| {
             config.pkeys.extend(pkeys);
             config.cnp.interval = host.cnp_interval;
+            config.elide = elided;
             if host.exact {
                 config.window.enabled = false;
                 config.ack_every = u32::MAX;
                 config.ack_delay = Duration::ZERO;
+                config.pacing_burst = Duration::ZERO;
             }
         })
     }
