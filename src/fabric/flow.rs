@@ -12,7 +12,7 @@ use crate::seed::{below, chance};
 use crate::time::{Duration, Instant, nanos};
 
 use super::fault::{self, Action};
-use super::link::{frame_len, ip_len, later};
+use super::link::{ip_len, later};
 use super::pause::u32_of;
 use super::queue::{Held, Node, Pipe, Waiting};
 use super::store::{Notes, PacketId, Stored};
@@ -90,7 +90,7 @@ impl Fabric {
             return self.drop_at(pipe, id, Fate::LinkDown);
         }
         let packet = self.store.get(id);
-        let frame = frame_len(&packet.path, packet.len());
+        let frame = packet.frame_len();
         let priority = self.priority_at(self.pipes[pipe].from, packet);
         let via = packet.via;
         if self.pipes[pipe].managed && !self.admit(pipe, id, via, priority, frame) {
@@ -118,7 +118,7 @@ impl Fabric {
     pub(super) fn priority_at(&self, node: Node, packet: &Stored) -> u8 {
         match node {
             Node::Switch(s) => match &self.switches[s].config {
-                Some(config) => config.priorities.of(packet.path.traffic_class),
+                Some(config) => config.priority_of(packet.path.traffic_class, packet.pcp),
                 None => 0,
             },
             Node::Host(h) => {
@@ -155,7 +155,10 @@ impl Fabric {
                 self.drop_at(pipe, id, Fate::BufferFull);
                 false
             }
-            Admission::OverShare => {
+            Admission::OverShare(xoff) => {
+                if xoff {
+                    self.ask(via, priority, true);
+                }
                 self.drop_at(pipe, id, Fate::OverShare);
                 false
             }
@@ -299,7 +302,7 @@ impl Fabric {
         if packet.cut != p.cut {
             return self.drop_at(pipe, id, Fate::LinkDown);
         }
-        let frame = frame_len(&packet.path, packet.len());
+        let frame = packet.frame_len();
         let priority = self.priority_at(p.to, packet);
         self.pipes[pipe].counters.count_arrived(priority, frame);
         match self.pipes[pipe].to {

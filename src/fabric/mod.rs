@@ -96,7 +96,7 @@ pub use receiver::Receiver;
 pub use store::Notes;
 pub use switch::{
     MarkAt, Marking, PRIORITIES, Pfc, PriorityMap, Scheduler, SwitchConfig, SwitchId, Threshold,
-    Watchdog, Xon,
+    Trust, Watchdog, Xon,
 };
 pub use tap::{Packet, Verdict};
 pub use topology::{Cabling, TrunkId};
@@ -362,6 +362,8 @@ struct Host {
     cable: usize,
     /// Which of its packets belongs to which priority; `None`: all to priority 0.
     priorities: Option<PriorityMap>,
+    /// The priority that it writes into the VLAN tags of its packets; `None`: they have no tag.
+    tag: Option<PriorityMap>,
     /// How it takes packets in, if not at once.
     inflow: Option<Inflow>,
     /// Shared with its port, which is asked while the fabric is locked.
@@ -589,6 +591,9 @@ impl Fabric {
             counters.sent += 1;
             counters.sent_bytes += datagram.len() as u64;
             let id = self.store.insert(index, t.path, ident, datagram);
+            if let Some(tag) = &self.hosts[index].tag {
+                self.store.get_mut(id).pcp = Some(tag.of(t.path.traffic_class));
+            }
             self.offer(self.pipe_of(index, Direction::Up), id, Duration::ZERO);
             if t.path.dst.is_ipv4() {
                 ident = ident.wrapping_add(1);

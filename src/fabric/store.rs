@@ -9,6 +9,10 @@
 
 use crate::net::Path;
 
+use super::link::frame_len;
+
+/// Bytes of a VLAN tag.
+const TAG: usize = 4;
 /// Bytes that a buffer of class 0 holds; one of class `n` holds `SMALLEST << n`.
 const SMALLEST: usize = 64;
 /// The largest class holds 64 KiB.
@@ -52,6 +56,8 @@ pub(super) struct Stored {
     pub(super) cut: u32,
     /// Bytes behind `bytes` that are not carried.
     pub(super) missing: usize,
+    /// The priority in its VLAN tag, if it has one.
+    pub(super) pcp: Option<u8>,
     pub(super) notes: Notes,
     pub(super) bytes: Vec<u8>,
 }
@@ -60,6 +66,11 @@ impl Stored {
     /// Bytes of the datagram, carried or not.
     pub(super) const fn len(&self) -> usize {
         self.bytes.len() + self.missing
+    }
+
+    /// Bytes of its frame, FCS and tag included.
+    pub(super) fn frame_len(&self) -> usize {
+        frame_len(&self.path, self.len()) + if self.pcp.is_some() { TAG } else { 0 }
     }
 }
 
@@ -106,7 +117,7 @@ impl Store {
             (slot.path, slot.ident) = (path, ident);
             (slot.from, slot.to) = (from, None);
             (slot.pipe, slot.via, slot.cut, slot.notes) = (0, 0, 0, Notes::empty());
-            slot.missing = missing;
+            (slot.missing, slot.pcp) = (missing, None);
             return id;
         }
         let mut buffer = Vec::with_capacity(bytes.len().max(SMALLEST << class));
@@ -121,6 +132,7 @@ impl Store {
             via: 0,
             cut: 0,
             missing,
+            pcp: None,
             notes: Notes::empty(),
             bytes: buffer,
         });
@@ -139,13 +151,13 @@ impl Store {
         let original = self.get_mut(id);
         let (from, to, path, ident) = (original.from, original.to, original.path, original.ident);
         let (pipe, via, notes) = (original.pipe, original.via, original.notes);
-        let missing = original.missing;
+        let (missing, pcp) = (original.missing, original.pcp);
         let bytes = std::mem::take(&mut original.bytes);
         let copy = self.insert(from, path, ident, &bytes);
         self.get_mut(id).bytes = bytes;
         let slot = self.get_mut(copy);
         (slot.to, slot.pipe, slot.via, slot.notes) = (to, pipe, via, notes);
-        slot.missing = missing;
+        (slot.missing, slot.pcp) = (missing, pcp);
         copy
     }
 

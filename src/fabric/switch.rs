@@ -56,8 +56,10 @@ pub struct SwitchConfig {
     pub pfc: Option<Pfc>,
     /// When packets are marked; `None`: never.
     pub ecn: Option<Marking>,
-    /// Which packet belongs to which priority.
+    /// Which packet belongs to which priority, by its DSCP.
     pub priorities: PriorityMap,
+    /// Whether the DSCP or the VLAN tag tells the priority.
+    pub trust: Trust,
     /// In which order the priorities of a port are served.
     pub scheduler: Scheduler,
     /// Ends pauses that last too long.
@@ -74,6 +76,7 @@ impl Default for SwitchConfig {
             pfc: Some(Pfc::default()),
             ecn: None,
             priorities: PriorityMap::default(),
+            trust: Trust::default(),
             scheduler: Scheduler::default(),
             watchdog: None,
         }
@@ -172,6 +175,16 @@ impl Marking {
             0.0
         }
     }
+}
+
+/// What tells a switch the priority of a packet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Trust {
+    /// The DSCP.
+    #[default]
+    Dscp,
+    /// The priority in the VLAN tag (PCP, IEEE 802.1Q); what has no tag is of priority 0.
+    Pcp,
 }
 
 /// Which priority a packet belongs to, by its DSCP (RFC 2474).
@@ -300,6 +313,14 @@ impl SwitchConfig {
         Ok(())
     }
 
+    /// The priority of a packet with this traffic class byte and this priority in its tag, if it has one.
+    pub(super) fn priority_of(&self, traffic_class: u8, pcp: Option<u8>) -> u8 {
+        match self.trust {
+            Trust::Dscp => self.priorities.of(traffic_class),
+            Trust::Pcp => pcp.unwrap_or(0),
+        }
+    }
+
     /// Whether a priority loses nothing.
     pub(super) const fn is_lossless(&self, priority: u8) -> bool {
         match self.pfc {
@@ -344,8 +365,8 @@ pub(super) enum Admission {
     Stored(bool),
     /// The buffer is full.
     Full,
-    /// Its port holds too much: a lossless one has used up its headroom.
-    OverShare,
+    /// Its port holds too much: a lossless one has used up its headroom. `true`: it must be asked to pause.
+    OverShare(bool),
 }
 
 impl Switch {
@@ -373,7 +394,7 @@ impl Switch {
     pub(super) fn admit(&mut self, ingress: &mut Ingress, priority: u8, frame: usize) -> Admission {
         let Some(config) = &self.config else { return Admission::Stored(false) };
         let p = usize::from(priority);
-        let lossless = config.is_lossless(priority);
+        let may_ask = config.is_lossless(priority) && ingress.xoff & 1 << p == 0;
         if self.used + frame > config.buffer {
             return Admission::Full;
         }
@@ -381,7 +402,7 @@ impl Switch {
         if ingress.held[p] + frame > limit {
             // Priorities that pause nobody may use what is left over of nobody's headroom alike.
             if ingress.headroom[p] + frame > config.headroom {
-                return Admission::OverShare;
+                return Admission::OverShare(may_ask);
             }
             ingress.headroom[p] += frame;
         }
@@ -389,7 +410,7 @@ impl Switch {
         self.used += frame;
         self.peak = self.peak.max(self.used);
         let over = ingress.held[p] > self.threshold(config);
-        Admission::Stored(lossless && over && ingress.xoff & 1 << p == 0)
+        Admission::Stored(may_ask && over)
     }
 
     /// A frame that came by `ingress` has left. Whether the port may go on.

@@ -27,6 +27,8 @@ pub struct Cabling {
     pub nic_queue: usize,
     /// Which of its packets belongs to which priority.
     pub priorities: PriorityMap,
+    /// The priority that it writes into the VLAN tags of its packets, by their DSCP; `None`: they have no tag.
+    pub tag: Option<PriorityMap>,
 }
 
 impl Fabric {
@@ -44,7 +46,9 @@ impl Fabric {
     /// If there is no such switch, or a field of the link is out of range.
     pub fn add_host_at(&mut self, at: SwitchId, with: &Cabling) -> Result<HostId, FabricError> {
         let up = Link { queue: with.nic_queue, ..with.link.uplink() };
-        self.cable_host(at, with.link, up, Some(with.priorities))
+        let host = self.cable_host(at, with.link, up, Some(with.priorities))?;
+        self.hosts[host.index()].tag = with.tag;
+        Ok(host)
     }
 
     fn cable_host(
@@ -66,6 +70,7 @@ impl Fabric {
         self.hosts.push(Host {
             cable,
             priorities,
+            tag: None,
             inflow: None,
             up: Arc::new(AtomicBool::new(true)),
             mtu: Arc::new(AtomicU32::new(down.mtu)),

@@ -74,7 +74,7 @@ pub use topology::{Cable, HostConfig, Network, Payload, Topology};
 pub use crate::fabric::{
     Action, Class, HostCounters, HostId, Link, MarkAt, Marking, PRIORITIES, Packet, Pfc,
     PortCounters, PriorityMap, Receiver, Rule, RuleGuard, RuleHits, Scheduler, SwitchConfig,
-    Threshold, Verdict, Watchdog, When, Xon,
+    Threshold, Trust, Verdict, Watchdog, When, Xon,
 };
 
 use crate::capture::Writer;

@@ -90,6 +90,8 @@ pub struct HostConfig {
     pub nic_queue: usize,
     /// Which of its packets belongs to which priority.
     pub priorities: PriorityMap,
+    /// The priority that it writes into the VLAN tags of its packets (PCP), by their DSCP; `None`: no tags.
+    pub tag: Option<PriorityMap>,
     /// How it takes packets in; `None`: at once.
     pub receiver: Option<Receiver>,
     /// Partition keys behind the default one.
@@ -110,6 +112,7 @@ impl HostConfig {
             link: link(rate),
             nic_queue: 64 << 10,
             priorities: PriorityMap::default(),
+            tag: None,
             receiver: None,
             pkeys: Vec::new(),
             exact: false,
@@ -312,6 +315,7 @@ impl Topology {
                 link: config.link,
                 nic_queue: config.nic_queue,
                 priorities: config.priorities,
+                tag: config.tag,
             };
             let in_words = |e: Error| match e.cause() {
                 Some(cause) => invalid(format!("host {name}: {cause}")),

@@ -18,7 +18,7 @@ struct Play {
 
 fn on(net: &mut Fabric, at: SwitchId) -> HostId {
     let link = Link { bits_per_s: 40 * G, delay: Duration::from_micros(1), ..Link::default() };
-    let with = Cabling { link, nic_queue: 1, priorities: PriorityMap::default() };
+    let with = Cabling { link, nic_queue: 1, priorities: PriorityMap::default(), tag: None };
     let host = net.add_host_at(at, &with).unwrap();
     net.attach(host, ip(host)).unwrap();
     host
@@ -244,6 +244,42 @@ fn priorities_share_by_weight_and_strict_ones_come_first() {
     let rates = play.rates(ms(4), ms(5));
     close(rates[2], 40.0, 0.001);
     assert!(rates[0] + rates[1] < 0.1, "{rates:?}");
+}
+
+/// What the tag says and what the DSCP says may differ, and a switch that looks at the wrong one pauses the wrong
+/// priority.
+#[test]
+fn a_switch_goes_by_the_tag_or_by_the_dscp() {
+    for (trust, tagged, priority) in
+        [(Trust::Dscp, true, 3), (Trust::Pcp, true, 5), (Trust::Pcp, false, 0)]
+    {
+        let mut net = Fabric::new(1);
+        let pfc = Some(Pfc { priorities: 1 << 5, ..Pfc::default() });
+        let config =
+            SwitchConfig { trust, pfc, headroom: 0, buffer: 300_000, ..SwitchConfig::default() };
+        let s = net.add_switch(config).unwrap();
+        let link = Link { bits_per_s: 40 * G, delay: Duration::from_micros(1), ..Link::default() };
+        let tag = tagged.then(|| PriorityMap::default().with(26, 5).unwrap());
+        let with = Cabling { link, nic_queue: 1, priorities: PriorityMap::all(5).unwrap(), tag };
+        let hosts = [(); 3].map(|()| {
+            let host = net.add_host_at(s, &with).unwrap();
+            net.attach(host, ip(host)).unwrap();
+            host
+        });
+        let mut play = Play::new(net);
+        play.flow(hosts[0], hosts[2], 26 << 2 | 2);
+        play.flow(hosts[1], hosts[2], 26 << 2 | 2);
+        play.run_to(Instant::ZERO + ms(1));
+        let port = play.net.port_to(hosts[2]).unwrap();
+        let counters = play.net.port_counters(port).unwrap();
+        let used: Vec<_> = (0..8).filter(|&p| counters.tx_packets[p] > 0).collect();
+        assert_eq!(used, [priority]);
+        let frame = counters.tx_bytes[priority] / counters.tx_packets[priority];
+        assert_eq!(frame, if tagged { 1090 } else { 1086 });
+        let asked = play.net.port_counters(play.net.port_to(hosts[0]).unwrap()).unwrap();
+        assert_eq!(asked.tx_pause[5] > 0, priority == 5);
+        assert_eq!(asked.pauses_sent(), asked.tx_pause[5]);
+    }
 }
 
 #[test]
