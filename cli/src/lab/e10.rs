@@ -91,7 +91,7 @@ fn packets(report: &mut Report) {
     for (mtu, (bytes, v4, v6)) in MTUS.into_iter().zip(TABLE) {
         let on_wire = |ip| built(ip, middle, mtu) + GAP;
         let name = format!("WRITE packet, path MTU {mtu}");
-        report.rows.push(Row::count(name, "B on the wire", on_wire(Ip::V4).into(), bytes));
+        report.rows.push(Row::count(name, "wire B", on_wire(Ip::V4).into(), bytes));
         for (ip, name, share) in [(Ip::V4, "IPv4", v4), (Ip::V6, "IPv6", v6)] {
             let measured = 100.0 * f64::from(mtu) / f64::from(on_wire(ip));
             let metric = format!("payload of the line, path MTU {mtu}, {name}");
@@ -109,7 +109,7 @@ fn packets(report: &mut Report) {
         ("CNP", Opcode::CNP, 0, 98),
     ] {
         let measured = built(Ip::V4, opcode, payload) + GAP;
-        report.rows.push(Row::count(what, "B on the wire", measured.into(), bytes));
+        report.rows.push(Row::count(what, "wire B", measured.into(), bytes));
     }
 }
 
@@ -143,7 +143,7 @@ fn messages(report: &mut Report, setup: &Setup, mtu: u32) -> Result<()> {
     cq.wait(Duration::from_secs(1))?.ok()?;
     sim.untap();
     let metric = format!("WRITE of 64 KiB on a simulated network, path MTU {mtu}");
-    let row = Row::count(metric, "B on the wire", seen.load(Relaxed), write_wire(Ip::V4, LEN, mtu));
+    let row = Row::count(metric, "wire B", seen.load(Relaxed), write_wire(Ip::V4, LEN, mtu));
     report.rows.push(row);
     Ok(())
 }

@@ -16,7 +16,7 @@ h1{font-size:1.7rem;line-height:1.25;margin:.2em 0 .3em}h2{font-size:1.15rem;mar
 padding:.1em .8em;font-weight:600;border:1.5px solid}.ok{color:var(--good)}.fail{color:var(--bad)}\
 table{border-collapse:collapse;width:100%;font-size:.9rem;font-variant-numeric:tabular-nums}\
 .wide{overflow-x:auto}th{text-align:left;color:var(--soft);font-weight:600}th,td{padding:.34em .8em .34em 0;\
-border-bottom:1px solid var(--grid);vertical-align:top}.num{text-align:right;white-space:nowrap}.why{color:var(--soft)}\
+border-bottom:1px solid var(--grid);vertical-align:top}.num{text-align:right;white-space:nowrap}.unit{white-space:nowrap}.why{color:var(--soft)}\
 figure{margin:1.2em 0}svg{width:100%;height:auto;display:block}output{display:block;min-height:1.6em;font-size:.85rem;\
 color:var(--soft);font-variant-numeric:tabular-nums}code,pre{font:.86rem/1.5 ui-monospace,monospace}\
 pre{background:var(--shade);padding:.8em 1em;border-radius:6px;overflow-x:auto}a{color:var(--c0)}\
@@ -125,8 +125,8 @@ pub(super) fn page(report: &Report, up: bool) -> String {
     to.push_str(&notes(report));
     let _ = writeln!(
         to,
-        "<h2>Repeat it</h2>\n<pre>{}</pre>\n<p class=\"soft\">The same seed gives the same numbers, to the last digit, on \
-         any machine. Rules of this variant: {}</p>",
+        "<h2>Repeat it</h2>\n<pre>{}</pre>\n<p class=\"soft\">The same seed gives the same numbers. \
+         Rules of this variant: {}</p>",
         escaped(&report.command()),
         escaped(&report.rules)
     );
@@ -156,7 +156,7 @@ fn table(rows: &[Row]) -> String {
         };
         let _ = writeln!(
             to,
-            "<tr>{mark}<td>{}{why}</td><td class=\"num\">{}</td><td>{}</td><td class=\"num\">{}</td><td>{}</td><td>{}</td></tr>",
+            "<tr>{mark}<td>{}{why}</td><td class=\"num\">{}</td><td class=\"unit\">{}</td><td class=\"num\">{}</td><td>{}</td><td>{}</td></tr>",
             escaped(&row.metric),
             escaped(&number(row.value)),
             escaped(row.unit),

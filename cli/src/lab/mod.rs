@@ -26,11 +26,13 @@ mod e6;
 mod e8;
 mod fluid;
 mod html;
+mod net;
 mod plot;
 mod report;
 mod sizes;
 mod svg;
 mod theory;
+mod traffic;
 
 use report::{Note, Report};
 

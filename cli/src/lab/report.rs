@@ -130,7 +130,7 @@ impl Row {
     ) -> Self {
         Self {
             expected: format!("≥ {}", number(least)),
-            tolerance: "none".into(),
+            tolerance: "limit".into(),
             ..Self::new(metric, unit, value, value >= least)
         }
     }
@@ -144,7 +144,7 @@ impl Row {
     ) -> Self {
         Self {
             expected: format!("≤ {}", number(most)),
-            tolerance: "none".into(),
+            tolerance: "limit".into(),
             ..Self::new(metric, unit, value, value <= most)
         }
     }
@@ -159,7 +159,7 @@ impl Row {
     ) -> Self {
         Self {
             expected: format!("{} to {}", number(least), number(most)),
-            tolerance: "none".into(),
+            tolerance: "limit".into(),
             ..Self::new(metric, unit, value, (least..=most).contains(&value))
         }
     }
@@ -381,7 +381,7 @@ mod tests {
         assert!(Row::at_most("a", "", 0.7, 0.7).ok && !Row::at_most("a", "", 0.71, 0.7).ok);
         let between = Row::between("a", "%", 92.0, 92.0, 96.0);
         assert!(between.ok && !Row::between("a", "%", 96.1, 92.0, 96.0).ok);
-        assert_eq!(said(&between), "92 to 96 none");
+        assert_eq!(said(&between), "92 to 96 limit");
         assert!(Row::count("a", "B", 1106, 1106).ok && !Row::count("a", "B", 1107, 1106).ok);
     }
 

@@ -12,10 +12,10 @@ use super::report::number;
 /// Colours and strokes.
 pub(super) const STYLE: &str = "\
 :root{color-scheme:light dark;--paper:#fff;--ink:#1f2328;--soft:#59636e;--grid:#e3e7eb;--axis:#8c959f;\
---c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b0589a;--c4:#b07d00;--c5:#3e8fc4;--c6:#59636e;--c7:#7a4b00;\
+--c0:#0072b2;--c1:#d55e00;--c2:#009e73;--c3:#b0589a;--c4:#b07d00;--c5:#4b5563;--c6:#0a9bb0;--c7:#7a4b00;\
 --good:#1a7f37;--bad:#cf222e;--shade:#0072b214;--mark:#59636e;--hot:#d55e00;--pause:#b0589a}\
 @media(prefers-color-scheme:dark){:root{--paper:#0d1117;--ink:#e6edf3;--soft:#9198a1;--grid:#252b33;--axis:#656c76;\
---c0:#58a6e0;--c1:#ff8c42;--c2:#3fc79a;--c3:#e08fc6;--c4:#e3b341;--c5:#8fd0f5;--c6:#9198a1;--c7:#c99b5f;\
+--c0:#58a6e0;--c1:#ff8c42;--c2:#3fc79a;--c3:#e08fc6;--c4:#e3b341;--c5:#aeb8c4;--c6:#56d4e4;--c7:#c99b5f;\
 --good:#3fb950;--bad:#ff7b72;--shade:#58a6e01f;--mark:#9198a1;--hot:#ff8c42;--pause:#e08fc6}}\
 svg{font:12px system-ui,sans-serif;background:var(--paper)}svg text{fill:var(--ink)}svg .soft{fill:var(--soft)}\
 svg .title{font-size:14px;font-weight:600}svg .grid{stroke:var(--grid);fill:none}svg .axis{stroke:var(--axis);fill:none}\
@@ -286,6 +286,15 @@ fn hover_data(lines: &Lines, x: &Scale, y: &Scale) -> String {
     to
 }
 
+/// A value as it stands beside its bar.
+fn four_digits(value: f64) -> String {
+    if value.abs() >= 1e4 {
+        return number(value.round());
+    }
+    let text = format!("{value:.3e}");
+    number(text.parse().unwrap_or(value))
+}
+
 /// A JSON string that may also stand in a script element.
 pub(super) fn json(text: &str) -> String {
     let quoted = serde_json::to_string(text).unwrap_or_else(|_| "\"\"".into());
@@ -296,7 +305,7 @@ pub(super) fn json(text: &str) -> String {
 fn draw_bars(title: &str, bars: &Bars) -> Svg {
     let (row, top) = (26.0, 36.0);
     let left = bars.bars.iter().map(|b| width(&b.label) + 20.0).fold(60.0, f64::max).min(320.0);
-    let texts: Vec<String> = bars.bars.iter().map(|b| number(b.value)).collect();
+    let texts: Vec<String> = bars.bars.iter().map(|b| four_digits(b.value)).collect();
     let right = texts.iter().map(|t| width(t) + 20.0).fold(40.0, f64::max);
     let tall = bars.bars.len() as f64 * row;
     let ends = bars.bars.iter().flat_map(|b| [b.value, b.expected.map_or(0.0, |e| e.1)]);
