@@ -121,6 +121,21 @@ impl<W: Write> Writer<W> {
         let checksum = UdpChecksum::Computed;
         let len = frame::emit(&mut self.frame, src, dst, envelope, checksum, datagram)
             .map_err(|e| io::Error::new(io::ErrorKind::InvalidInput, e))?;
+        self.put(time, len, comment)
+    }
+
+    /// Adds a frame that is no datagram of ours, such as a pause: Ethernet header and payload, without FCS.
+    ///
+    /// # Errors
+    /// Those of the writer below.
+    pub fn write_ethernet(&mut self, time: Instant, frame: &[u8]) -> io::Result<()> {
+        self.frame.clear();
+        self.frame.extend_from_slice(frame);
+        self.put(time, frame.len(), None)
+    }
+
+    /// Writes out the frame that was made.
+    fn put(&mut self, time: Instant, len: usize, comment: Option<&str>) -> io::Result<()> {
         let comment = comment.map(|c| &c[..c.floor_char_boundary(60_000)]);
         let block = EnhancedPacketBlock {
             interface_id: 0,

@@ -47,7 +47,7 @@ counters! {
         tap_drops,
         /// Dropped by a rule on their way to the host.
         rule_drops,
-        /// Dropped because the queue to the host was full.
+        /// Dropped because a queue or buffer on the way to the host was full, or took no more from where they came.
         queue_drops,
         /// Dropped because they were larger than the MTU.
         mtu_drops,
@@ -55,6 +55,8 @@ counters! {
         no_route,
         /// Dropped because the link was down, or went down around them.
         down_drops,
+        /// Dropped by a watchdog on their way to the host.
+        watchdog_drops,
         /// Changed by [`Link::corrupt`](super::Link::corrupt) or a rule.
         corrupted,
         /// Second copies made.
@@ -80,6 +82,7 @@ impl HostCounters {
             + self.mtu_drops
             + self.no_route
             + self.down_drops
+            + self.watchdog_drops
     }
 
     /// Counts a packet that was dropped.
@@ -89,7 +92,10 @@ impl HostCounters {
             Fate::Lost => &mut self.lost,
             Fate::Tapped => &mut self.tap_drops,
             Fate::Ruled => &mut self.rule_drops,
-            Fate::QueueFull => &mut self.queue_drops,
+            Fate::QueueFull | Fate::BufferFull | Fate::OverShare | Fate::NotMarkable => {
+                &mut self.queue_drops
+            }
+            Fate::Watchdog => &mut self.watchdog_drops,
             Fate::TooBig => &mut self.mtu_drops,
             Fate::NoRoute => &mut self.no_route,
             Fate::LinkDown => &mut self.down_drops,

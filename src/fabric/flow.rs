@@ -13,25 +13,27 @@ use crate::time::{Duration, Instant, nanos};
 
 use super::fault::{self, Action};
 use super::link::{frame_len, ip_len, later};
-use super::queue::{Node, Pipe};
+use super::pause::u32_of;
+use super::queue::{Held, Node, Pipe, Waiting};
 use super::store::{Notes, PacketId, Stored};
+use super::switch::{Admission, MarkAt, can_be_marked};
 use super::tap::{Packet, Verdict};
 use super::trace::Fate;
-use super::{Direction, Event, Fabric, Tap, as_v6, id as host_id, pipe_of};
+use super::{Event, Fabric, Tap, as_v6, id as host_id};
 
 impl Fabric {
     /// A packet comes to the near end of a pipe, to enter it after `wait`. Whatever may be wrong with the
     /// link happens to it.
     pub(super) fn offer(&mut self, pipe: usize, id: PacketId, wait: Duration) {
-        let Pipe { link, dice, host, .. } = &mut self.pipes[pipe];
-        let host = *host;
+        let host = self.blamed(pipe, id);
+        let Pipe { link, dice, .. } = &mut self.pipes[pipe];
         let packet = self.store.get_mut(id);
         packet.pipe = pipe;
-        if ip_len(&packet.path, packet.bytes.len()) > link.mtu as usize {
-            return self.drop_packet(id, Fate::TooBig, host);
+        if ip_len(&packet.path, packet.len()) > link.mtu as usize {
+            return self.drop_at(pipe, id, Fate::TooBig);
         }
         if chance(&mut dice.loss, link.loss) {
-            return self.drop_packet(id, Fate::Lost, host);
+            return self.drop_at(pipe, id, Fate::Lost);
         }
         if chance(&mut dice.corrupt, link.corrupt) {
             self.hosts[host].counters.corrupted += u64::from(corrupt(packet, &mut dice.corrupt));
@@ -53,32 +55,119 @@ impl Fabric {
         self.events.push(self.now + wait, Event::Enter(id));
     }
 
+    /// The host at which is counted what a pipe does to a packet: whose cable it is; between switches, who
+    /// would have received it.
+    pub(super) fn blamed(&self, pipe: usize, id: PacketId) -> usize {
+        match (self.pipes[pipe].from, self.pipes[pipe].to) {
+            (Node::Host(host), _) | (_, Node::Host(host)) => host,
+            _ => {
+                let packet = self.store.get(id);
+                packet.to.unwrap_or(packet.from)
+            }
+        }
+    }
+
     /// Makes a second copy, on the way into the same pipe.
     fn copy(&mut self, id: PacketId) -> PacketId {
-        let host = self.pipes[self.store.get(id).pipe].host;
+        let host = self.blamed(self.store.get(id).pipe, id);
         self.hosts[host].counters.duplicated += 1;
         self.store.duplicate(id)
     }
 
+    /// Whether both ends of a cable are plugged in.
+    pub(super) fn is_pipe_up(&self, pipe: usize) -> bool {
+        match (self.pipes[pipe].from, self.pipes[pipe].to) {
+            (Node::Host(host), _) | (_, Node::Host(host)) => {
+                self.hosts[host].up.load(Ordering::Relaxed)
+            }
+            _ => self.pipes[pipe].up,
+        }
+    }
+
     /// A packet goes onto the line, or into the queue in front of it, or nowhere.
     pub(super) fn enter(&mut self, pipe: usize, id: PacketId) {
-        let p = &mut self.pipes[pipe];
-        let host = p.host;
-        if !self.hosts[host].up.load(Ordering::Relaxed) {
-            return self.drop_packet(id, Fate::LinkDown, host);
+        if !self.is_pipe_up(pipe) {
+            return self.drop_at(pipe, id, Fate::LinkDown);
         }
         let packet = self.store.get(id);
-        let frame = frame_len(&packet.path, packet.bytes.len());
-        if p.is_idle(self.now) {
-            return self.start(pipe, id, frame, self.now);
+        let frame = frame_len(&packet.path, packet.len());
+        let priority = self.priority_at(self.pipes[pipe].from, packet);
+        let via = packet.via;
+        if self.pipes[pipe].managed && !self.admit(pipe, id, via, priority, frame) {
+            return;
+        }
+        let p = &mut self.pipes[pipe];
+        let waiting = Waiting { id, frame, via };
+        if p.is_idle(self.now, priority) {
+            p.counters.note_queued(priority, frame);
+            return self.start(pipe, waiting, priority, frame, self.now);
         }
         // A host asks for room before it sends; a switch has no choice but to drop.
-        if p.to != Node::Switch && !p.has_room_for(frame) {
-            return self.drop_packet(id, Fate::QueueFull, host);
+        if matches!(p.from, Node::Switch(_)) && !p.managed && !p.has_room_for(frame) {
+            return self.drop_at(pipe, id, Fate::QueueFull);
         }
-        p.push(id, frame);
-        if !p.draining {
+        p.push(waiting, priority);
+        let queued = p.queued_of(priority);
+        p.counters.note_queued(priority, queued);
+        if !p.draining && p.has_work() {
             self.await_line(pipe);
+        }
+    }
+
+    /// The priority of a packet where it is.
+    pub(super) fn priority_at(&self, node: Node, packet: &Stored) -> u8 {
+        match node {
+            Node::Switch(s) => match &self.switches[s].config {
+                Some(config) => config.priorities.of(packet.path.traffic_class),
+                None => 0,
+            },
+            Node::Host(h) => {
+                self.hosts[h].priorities.map_or(0, |map| map.of(packet.path.traffic_class))
+            }
+        }
+    }
+
+    /// A packet is to wait in a switch that accounts for it: `false` if it is dropped.
+    fn admit(&mut self, pipe: usize, id: PacketId, via: usize, priority: u8, frame: usize) -> bool {
+        let Node::Switch(s) = self.pipes[pipe].from else { return true };
+        if self.is_given_up(pipe, priority) {
+            self.drop_at(pipe, id, Fate::Watchdog);
+            return false;
+        }
+        let queued = self.pipes[pipe].queued_of(priority) + frame;
+        let dice = &mut self.pipes[pipe].dice.marks;
+        let marks = self.switches[s].marks(priority, queued, MarkAt::Enqueue, |p| chance(dice, p));
+        if let Some(marking) = marks
+            && !self.mark_at(pipe, id)
+            && marking.drop_not_ect
+        {
+            self.drop_at(pipe, id, Fate::NotMarkable);
+            return false;
+        }
+        match self.switches[s].admit(&mut self.pipes[via].ingress, priority, frame) {
+            Admission::Stored(xoff) => {
+                if xoff {
+                    self.ask(via, priority, true);
+                }
+                true
+            }
+            Admission::Full => {
+                self.drop_at(pipe, id, Fate::BufferFull);
+                false
+            }
+            Admission::OverShare => {
+                self.drop_at(pipe, id, Fate::OverShare);
+                false
+            }
+        }
+    }
+
+    /// A frame has left a switch, or never will: its room is free.
+    pub(super) fn release(&mut self, held: Held) {
+        let Held { via, priority, frame } = held;
+        let Node::Switch(s) = self.pipes[via].to else { return };
+        if self.switches[s].release(&mut self.pipes[via].ingress, priority, frame) {
+            self.ask(via, priority, false);
         }
     }
 
@@ -86,74 +175,160 @@ impl Fabric {
     fn await_line(&mut self, pipe: usize) {
         let p = &mut self.pipes[pipe];
         p.draining = true;
-        let index = u32::try_from(pipe).expect("memory ends before 2^31 hosts");
-        self.events.push(p.line.free_at(), Event::Free(index));
+        self.events.push(p.line.free_at().max(self.now), Event::Free(u32_of(pipe)));
+    }
+
+    /// Something may go onto the line that might not before.
+    pub(super) fn go_on(&mut self, pipe: usize) {
+        if !self.pipes[pipe].draining && self.pipes[pipe].has_work() {
+            self.await_line(pipe);
+        }
     }
 
     /// The line of a pipe is free for the next packet in its queue.
     pub(super) fn line_is_free(&mut self, pipe: usize) {
         self.pipes[pipe].draining = false;
-        let Some((id, frame)) = self.pipes[pipe].pop() else { return };
-        // It was there before: it starts at the very fraction of a nanosecond at which the line got free.
-        self.start(pipe, id, frame, Instant::ZERO);
-        if !self.pipes[pipe].is_empty() {
-            self.await_line(pipe);
+        if let Some(held) = self.pipes[pipe].sending.take() {
+            self.release(held);
         }
-        if self.pipes[pipe].to == Node::Switch {
-            self.offer_room(self.pipes[pipe].host);
+        let p = &mut self.pipes[pipe];
+        // What was there before starts at the very fraction of a nanosecond at which the line got free.
+        let ready = if p.line.free_at() < self.now { self.now } else { Instant::ZERO };
+        if !self.start_pause(pipe, ready) {
+            let Some((packet, priority, queued)) = self.pipes[pipe].pop() else { return };
+            self.start(pipe, packet, priority, queued, ready);
+        }
+        self.go_on(pipe);
+        self.offer_room_to(pipe);
+    }
+
+    /// If a pipe begins at a host: it may have room again.
+    pub(super) fn offer_room_to(&mut self, pipe: usize) {
+        if let Node::Host(host) = self.pipes[pipe].from {
+            self.offer_room(host);
         }
     }
 
-    /// A packet that is there since `ready` goes onto the line.
-    fn start(&mut self, pipe: usize, id: PacketId, frame: usize, ready: Instant) {
+    /// A packet that is there since `ready` goes onto the line. `queued` bytes were waiting, itself included.
+    fn start(
+        &mut self,
+        pipe: usize,
+        waiting: Waiting,
+        priority: u8,
+        queued: usize,
+        ready: Instant,
+    ) {
+        let Waiting { id, frame, via } = waiting;
+        if !self.mark(pipe, id, priority, queued, frame) {
+            self.release(Held { via, priority, frame });
+            return self.drop_at(pipe, id, Fate::NotMarkable);
+        }
         let p = &mut self.pipes[pipe];
         let packet = self.store.get_mut(id);
         packet.cut = p.cut;
-        // Marked by the queue that it leaves behind, itself included: a mark set on entering would tell of
-        // a queue that is gone by the time the mark is seen.
-        let is_long = p.queued().saturating_add(frame) > p.link.ecn_at;
-        if is_long && matches!(packet.path.ecn(), Ecn::Ect0 | Ecn::Ect1) {
-            mark(packet);
-            self.hosts[p.host].counters.ecn_marked += 1;
-        }
         let jitter = match nanos(p.link.jitter) {
             0 => 0,
             most => below(&mut p.dice.jitter, most.saturating_add(1)),
         };
         let sent = p.line.send(ready, frame);
         p.last_arrival = p.last_arrival.max(later(sent, p.link.delay, jitter));
+        p.counters.count_sent(priority, frame);
         self.events.push(p.last_arrival, Event::Arrive(id));
-        if p.to != Node::Switch {
+        if matches!(p.to, Node::Host(_)) {
             self.trace.record(self.now, Fate::Passed, packet, p.last_arrival);
         }
+        self.capture_packet(pipe, id);
+        if self.pipes[pipe].managed {
+            self.pipes[pipe].sending = Some(Held { via, priority, frame });
+            if !self.pipes[pipe].draining {
+                self.await_line(pipe);
+            }
+        }
+    }
+
+    /// Marks a packet that leaves, if its queue says so. `false`: it is to be dropped instead.
+    ///
+    /// Marked by the queue that it leaves behind, itself included: a mark set on entering would tell of a queue that is
+    /// gone by the time the mark is seen.
+    fn mark(
+        &mut self,
+        pipe: usize,
+        id: PacketId,
+        priority: u8,
+        queued: usize,
+        frame: usize,
+    ) -> bool {
+        let p = &mut self.pipes[pipe];
+        if queued > p.link.ecn_at {
+            self.mark_at(pipe, id);
+        }
+        let p = &mut self.pipes[pipe];
+        let Node::Switch(s) = p.from else { return true };
+        if !p.managed {
+            return true;
+        }
+        let dice = &mut p.dice.marks;
+        let mut decide =
+            |queued, at| self.switches[s].marks(priority, queued, at, |p| chance(dice, p));
+        let marking = decide(queued, MarkAt::Dequeue)
+            .or_else(|| decide(queued - frame.min(queued), MarkAt::AfterDequeue));
+        match marking {
+            Some(marking) => self.mark_at(pipe, id) || !marking.drop_not_ect,
+            None => true,
+        }
+    }
+
+    /// Writes "congestion experienced" into a packet; `false` if it may not be.
+    fn mark_at(&mut self, pipe: usize, id: PacketId) -> bool {
+        let packet = self.store.get_mut(id);
+        let ecn = packet.path.ecn();
+        if matches!(ecn, Ecn::Ect0 | Ecn::Ect1) {
+            mark(packet);
+            self.pipes[pipe].counters.count_marked();
+            let host = self.blamed(pipe, id);
+            self.hosts[host].counters.ecn_marked += 1;
+        }
+        can_be_marked(ecn)
     }
 
     /// The last bit of a packet is at the far end of its pipe.
     pub(super) fn arrive(&mut self, id: PacketId) {
         let packet = self.store.get(id);
-        let p = &self.pipes[packet.pipe];
+        let pipe = packet.pipe;
+        let p = &self.pipes[pipe];
         if packet.cut != p.cut {
-            return self.drop_packet(id, Fate::LinkDown, p.host);
+            return self.drop_at(pipe, id, Fate::LinkDown);
         }
-        match p.to {
-            Node::Switch => self.switch(id),
-            Node::Host(index) => {
-                let host = &mut self.hosts[index];
-                host.counters.delivered += 1;
-                host.counters.delivered_bytes += packet.bytes.len() as u64;
-                host.inbox.push_back(id);
-                self.inboxed += 1;
-                self.wake(index);
-            }
+        let frame = frame_len(&packet.path, packet.len());
+        let priority = self.priority_at(p.to, packet);
+        self.pipes[pipe].counters.count_arrived(priority, frame);
+        match self.pipes[pipe].to {
+            Node::Switch(s) => self.switch(s, id),
+            Node::Host(index) => self.take_in(index, pipe, id, frame),
         }
     }
 
-    /// A packet is at the switch.
-    fn switch(&mut self, id: PacketId) {
-        let packet = self.store.get(id);
+    /// A packet is in a host's inbox.
+    pub(super) fn deliver(&mut self, index: usize, id: PacketId) {
+        let host = &mut self.hosts[index];
+        host.counters.delivered += 1;
+        host.counters.delivered_bytes += self.store.get(id).len() as u64;
+        host.inbox.push_back(id);
+        self.inboxed += 1;
+        self.wake(index);
+    }
+
+    /// A packet is at a switch.
+    fn switch(&mut self, s: usize, id: PacketId) {
+        let packet = self.store.get_mut(id);
+        packet.via = packet.pipe;
         let (from, dst) = (packet.from, as_v6(packet.path.dst));
+        if let Some(to) = packet.to {
+            // Its first switch has found out.
+            return self.switch_to(s, id, to);
+        }
         if let Some(&to) = self.routes.get(&dst) {
-            return self.switch_to(id, to);
+            return self.switch_to(s, id, to);
         }
         // Each member of a group gets a copy, the sender too: its NIC would hand it one.
         let member = |fabric: &Self, at| fabric.groups.get(&dst).and_then(|m| m.get(at)).copied();
@@ -164,17 +339,25 @@ impl Fabric {
             let Some(next) = member(self, at) else { break };
             let copy = self.store.replicate(id);
             self.hosts[from].counters.replicated += 1;
-            self.switch_to(copy, to);
+            self.switch_to(s, copy, to);
             to = next;
         }
-        self.switch_to(id, to);
+        self.switch_to(s, id, to);
     }
 
     /// The switch sends a packet towards a host.
-    fn switch_to(&mut self, id: PacketId, to: usize) {
+    fn switch_to(&mut self, s: usize, id: PacketId, to: usize) {
         let packet = self.store.get_mut(id);
         packet.to = Some(to);
-        packet.pipe = pipe_of(to, Direction::Down);
+        let from = packet.from;
+        let Some(pipe) = self.way_out(s, id, to) else {
+            return self.drop_packet(id, Fate::NoRoute, from);
+        };
+        self.store.get_mut(id).pipe = pipe;
+        if matches!(self.pipes[pipe].to, Node::Switch(_)) {
+            return self.offer(pipe, id, Duration::ZERO);
+        }
+        // The last switch: what taps and rules decide happens once to each packet.
         if self.tap.is_some() || !self.untold.is_empty() {
             self.untold.push_back((id, to));
         } else {
@@ -262,13 +445,13 @@ impl Fabric {
     }
 
     pub(super) fn uplink_has_room(&self, host: usize) -> bool {
-        let p = &self.pipes[pipe_of(host, Direction::Up)];
+        let p = &self.pipes[self.hosts[host].cable];
         p.is_empty() || p.queued() < p.link.queue
     }
 
     /// Wakes a host that waits for room, if there is enough to make it worth while: half the queue.
     pub(super) fn offer_room(&mut self, host: usize) {
-        let p = &self.pipes[pipe_of(host, Direction::Up)];
+        let p = &self.pipes[self.hosts[host].cable];
         if self.hosts[host].wants_room && p.queued() <= p.link.queue / 2 {
             self.hosts[host].wants_room = false;
             self.wake(host);

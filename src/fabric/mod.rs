@@ -60,12 +60,18 @@ mod event;
 mod fault;
 mod flow;
 mod link;
+mod pause;
 mod port;
+mod ports;
 mod queue;
+mod receiver;
+mod route;
 mod store;
+mod switch;
 mod tap;
 #[cfg(test)]
 mod tests;
+mod topology;
 mod trace;
 
 use std::collections::VecDeque;
@@ -85,15 +91,26 @@ pub use counters::HostCounters;
 pub use fault::{Action, Class, Rule, RuleHits, RuleId, When};
 pub use link::Link;
 pub use port::FabricPort;
+pub use ports::{PortCounters, PortId};
+pub use receiver::Receiver;
 pub use store::Notes;
+pub use switch::{
+    MarkAt, Marking, PRIORITIES, Pfc, PriorityMap, Scheduler, SwitchConfig, SwitchId, Threshold,
+    Watchdog, Xon,
+};
 pub use tap::{Packet, Verdict};
+pub use topology::{Cabling, TrunkId};
 pub use trace::{PacketSink, Passage, Watcher};
 
 use event::EventQueue;
 use fault::Rules;
-use queue::{Node, Pipe};
+use pause::PauseFrame;
+use ports::PortTap;
+use queue::Pipe;
+use receiver::Inflow;
 use store::{PacketId, Store};
-use trace::{Fate, Trace};
+use switch::Switch;
+use trace::Trace;
 
 /// Names a host of a fabric: hosts are numbered from 0 in the order in which they were added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -141,6 +158,107 @@ pub enum FabricError {
     /// An MTU too small for any path MTU, or larger than IP knows.
     #[error("mtu is {0}: not within 352 to 65535")]
     Mtu(u32),
+    /// No switch has this number.
+    #[error("there is no switch {}", .0.0)]
+    NoSuchSwitch(SwitchId),
+    /// No port has this number.
+    #[error("there is no port {}", .0.0)]
+    NoSuchPort(PortId),
+    /// No cable between switches has this number.
+    #[error("there is no trunk {}", .0.0)]
+    NoSuchTrunk(TrunkId),
+    /// A switch cannot be connected with itself.
+    #[error("a cable from switch {} to itself", .0.0)]
+    Loop(SwitchId),
+    /// There is no way from one host to another.
+    #[error("there is no way from host {} to host {}", .from.0, .to.0)]
+    NoWay {
+        /// From here.
+        from: HostId,
+        /// To there.
+        to: HostId,
+    },
+    /// A path that no cable makes.
+    #[error("no cable leads from switch {} to switch {}", .from.0, .to.0)]
+    NoCable {
+        /// From here.
+        from: SwitchId,
+        /// To there.
+        to: SwitchId,
+    },
+    /// 802.1p has priorities 0 to 7.
+    #[error("priority {0}: there are 0 to 7")]
+    NoSuchPriority(u8),
+    /// A DSCP has six bits.
+    #[error("DSCP {0}: there are 0 to 63")]
+    NoSuchDscp(u8),
+    /// The headroom of all ports takes the whole buffer.
+    #[error(
+        "a buffer of {buffer} bytes leaves nothing to share: the headroom of {ports} ports is {headroom}"
+    )]
+    Headroom {
+        /// Bytes of the buffer.
+        buffer: usize,
+        /// Bytes of all headroom.
+        headroom: usize,
+        /// How many ports.
+        ports: usize,
+    },
+    /// A threshold that is lower than the end of the pause below it.
+    #[error("pauses end {xon_offset} bytes below the threshold, which is only {xoff}")]
+    Xon {
+        /// The threshold.
+        xoff: usize,
+        /// How far below it a pause ends.
+        xon_offset: usize,
+    },
+    /// A threshold that is never reached.
+    #[error(
+        "the threshold is {xoff} bytes, but only {shared} are shared: the buffer is full before anybody pauses"
+    )]
+    Xoff {
+        /// The threshold.
+        xoff: usize,
+        /// Bytes that are shared.
+        shared: usize,
+    },
+    /// A dynamic threshold out of range.
+    #[error("alpha of the dynamic threshold is {0}: not above 0 and at most 1024")]
+    Alpha(f64),
+    /// A pause of no time.
+    #[error("a pause of 0 quanta is none")]
+    Quanta,
+    /// A ramp that falls.
+    #[error(
+        "marking begins at {kmin} bytes and is complete at {kmax}: kmin must not be above kmax"
+    )]
+    Marking {
+        /// Where it begins.
+        kmin: usize,
+        /// Where it is complete.
+        kmax: usize,
+    },
+    /// A priority that would never be served.
+    #[error("priority {priority} is not strict and has a quantum of 0: it would never be served")]
+    Quantum {
+        /// Which.
+        priority: usize,
+    },
+    /// A watchdog that would bark at every pause.
+    #[error("the watchdog's detect time is {0:?}: at least 1 us")]
+    Watchdog(Duration),
+    /// A receiver that pauses later than it is full, or goes on later than it pauses.
+    #[error(
+        "a receiver with {buffer} bytes that pauses at {xoff} and goes on at {xon}: xon <= xoff < buffer"
+    )]
+    Receiver {
+        /// Its bytes.
+        buffer: usize,
+        /// Where it pauses.
+        xoff: usize,
+        /// Where it goes on.
+        xon: usize,
+    },
     /// A rule that selects the zeroth packet, or every zeroth: packets are counted from 1.
     #[error("a rule counts packets from 1, so there is no packet 0")]
     Ordinal,
@@ -167,6 +285,18 @@ enum Event {
     Enter(PacketId),
     /// The line of a pipe is free for the next packet that waits.
     Free(u32),
+    /// A pause reaches the end of a pipe that had been cut so often when it left.
+    Pause(u32, PauseFrame, u32),
+    /// A pause of this priority may be over.
+    Resume(u32, u8),
+    /// A pause that was asked for may have to be asked for again.
+    Refresh(u32, u8),
+    /// The watchdog looks at a queue.
+    Watch(u32, u8),
+    /// A queue that was given up may be used again.
+    Restore(u32, u8),
+    /// A slow host has taken in the next packet.
+    Drained(u32),
 }
 
 /// Is shown each packet at the switch, and decides about it.
@@ -193,15 +323,21 @@ impl Drop for Asked<'_> {
     }
 }
 
-/// A network of hosts on one switch.
+/// A network of hosts on one switch, or on several.
 pub struct Fabric {
     now: Instant,
     seeds: Seeds,
     events: EventQueue<Event>,
     store: Store,
     hosts: Vec<Host>,
-    /// Two for each host: up, then down.
+    /// The first is for whoever speaks of hosts and no switches: it has room for everything.
+    switches: Vec<Switch>,
+    /// Two for each cable: away from the host (between switches: from the first), then back.
     pipes: Vec<Pipe>,
+    /// Paths that were chosen by hand: the pipe out of a switch, for packets from one host to another.
+    pins: BTreeMap<(usize, usize, usize), usize>,
+    /// Captures of ports.
+    port_taps: Vec<PortTap>,
     /// By address, IPv4 as IPv4-mapped.
     routes: BTreeMap<u128, usize>,
     /// Members of multicast groups, in ascending order. None is empty.
@@ -222,6 +358,12 @@ pub struct Fabric {
 
 #[derive(Debug)]
 struct Host {
+    /// The pipe away from it; the one to it is the next.
+    cable: usize,
+    /// Which of its packets belongs to which priority; `None`: all to priority 0.
+    priorities: Option<PriorityMap>,
+    /// How it takes packets in, if not at once.
+    inflow: Option<Inflow>,
     /// Shared with its port, which is asked while the fabric is locked.
     up: Arc<AtomicBool>,
     /// The smaller MTU of both ways.
@@ -247,7 +389,10 @@ impl Fabric {
             events: EventQueue::new(),
             store: Store::new(),
             hosts: Vec::new(),
+            switches: vec![Switch::new(None, 0)],
             pipes: Vec::new(),
+            pins: BTreeMap::new(),
+            port_taps: Vec::new(),
             routes: BTreeMap::new(),
             groups: BTreeMap::new(),
             rules: Rules::new(),
@@ -259,29 +404,6 @@ impl Fabric {
             woken: Vec::new(),
             inboxed: 0,
         }
-    }
-
-    /// Adds a host with a cable to the switch.
-    ///
-    /// # Errors
-    /// If a field of `link` is out of range: see [`Link::check`].
-    pub fn add_host(&mut self, link: Link) -> Result<HostId, FabricError> {
-        link.check()?;
-        let index = self.hosts.len();
-        let seeds = self.seeds.derive("host", index as u64);
-        let pipe = |link, to, way| Pipe::new(link, to, index, &seeds.derive(way, 0));
-        self.pipes.push(pipe(link.uplink(), Node::Switch, "up"));
-        self.pipes.push(pipe(link, Node::Host(index), "down"));
-        self.hosts.push(Host {
-            up: Arc::new(AtomicBool::new(true)),
-            mtu: Arc::new(AtomicU32::new(link.mtu)),
-            addresses: Vec::new(),
-            inbox: VecDeque::new(),
-            counters: HostCounters::default(),
-            is_woken: false,
-            wants_room: false,
-        });
-        Ok(id(index))
     }
 
     /// Gives a host an address; again, if it has it already. A host may have many.
@@ -372,8 +494,9 @@ impl Fabric {
     ) -> Result<(), FabricError> {
         link.check()?;
         let index = self.index(host)?;
-        self.pipes[pipe_of(index, direction)].set_link(link);
-        let mtu = |direction| self.pipes[pipe_of(index, direction)].link.mtu;
+        let pipe = self.pipe_of(index, direction);
+        self.pipes[pipe].set_link(link);
+        let mtu = |direction| self.pipes[self.pipe_of(index, direction)].link.mtu;
         let smaller = mtu(Direction::Up).min(mtu(Direction::Down));
         self.hosts[index].mtu.store(smaller, Ordering::Relaxed);
         Ok(())
@@ -384,7 +507,7 @@ impl Fabric {
     /// # Errors
     /// If there is no such host.
     pub fn link(&self, host: HostId, direction: Direction) -> Result<Link, FabricError> {
-        Ok(self.pipes[pipe_of(self.index(host)?, direction)].link)
+        Ok(self.pipes[self.pipe_of(self.index(host)?, direction)].link)
     }
 
     /// Plugs a host's cable in or out. What is on it or waits for it when it goes down is dropped, and so
@@ -396,11 +519,7 @@ impl Fabric {
         let index = self.index(host)?;
         if self.hosts[index].up.swap(up, Ordering::Relaxed) && !up {
             for direction in [Direction::Up, Direction::Down] {
-                let pipe = pipe_of(index, direction);
-                self.pipes[pipe].cut += 1;
-                while let Some((id, _)) = self.pipes[pipe].pop() {
-                    self.drop_packet(id, Fate::LinkDown, index);
-                }
+                self.cut(self.pipe_of(index, direction));
             }
             self.offer_room(index);
         }
@@ -415,6 +534,7 @@ impl Fabric {
     pub fn power_off(&mut self, host: HostId) -> Result<(), FabricError> {
         self.set_up(host, false)?;
         let index = host.index();
+        self.forget_inflow(index);
         while let Some(id) = self.hosts[index].inbox.pop_front() {
             self.store.remove(id);
             self.inboxed -= 1;
@@ -469,7 +589,7 @@ impl Fabric {
             counters.sent += 1;
             counters.sent_bytes += datagram.len() as u64;
             let id = self.store.insert(index, t.path, ident, datagram);
-            self.offer(pipe_of(index, Direction::Up), id, Duration::ZERO);
+            self.offer(self.pipe_of(index, Direction::Up), id, Duration::ZERO);
             if t.path.dst.is_ipv4() {
                 ident = ident.wrapping_add(1);
             }
@@ -536,6 +656,12 @@ impl Fabric {
                 Event::Arrive(id) => self.arrive(id),
                 Event::Enter(id) => self.enter(self.store.get(id).pipe, id),
                 Event::Free(pipe) => self.line_is_free(pipe as usize),
+                Event::Pause(pipe, frame, cut) => self.paused(pipe as usize, frame, cut),
+                Event::Resume(pipe, priority) => self.pause_is_over(pipe as usize, priority),
+                Event::Refresh(pipe, priority) => self.refresh(pipe as usize, priority),
+                Event::Watch(pipe, priority) => self.watch_queue(pipe as usize, priority),
+                Event::Restore(pipe, priority) => self.restore_queue(pipe as usize, priority),
+                Event::Drained(host) => self.drained(host as usize),
             }
         }
         self.now = self.now.max(to);
@@ -577,11 +703,11 @@ impl Fabric {
             let packet = self.store.get(id);
             let path = packet.path;
             let ident = Some(packet.ident);
-            let len = packet.bytes.len();
-            let target = buf.get_mut(..len);
-            let fits = target.is_some();
-            if let Some(target) = target {
-                target.copy_from_slice(&packet.bytes);
+            let len = packet.len();
+            let fits = len <= buf.len();
+            if fits {
+                // What was not carried stays as it is in the buffer.
+                buf[..packet.bytes.len()].copy_from_slice(&packet.bytes);
             }
             self.store.remove(id);
             self.inboxed -= 1;
@@ -684,13 +810,18 @@ impl Fabric {
     /// # Errors
     /// If there is no such host.
     pub fn queued(&self, host: HostId, direction: Direction) -> Result<usize, FabricError> {
-        Ok(self.pipes[pipe_of(self.index(host)?, direction)].queued())
+        Ok(self.pipes[self.pipe_of(self.index(host)?, direction)].queued())
     }
 
     /// Slots and bytes that the store of packets ever allocated.
     #[cfg(test)]
     fn footprint(&self) -> (usize, usize) {
         self.store.footprint()
+    }
+
+    /// One way of a host's cable.
+    fn pipe_of(&self, host: usize, direction: Direction) -> usize {
+        self.hosts[host].cable + usize::from(direction == Direction::Down)
     }
 
     fn index(&self, host: HostId) -> Result<usize, FabricError> {
@@ -751,10 +882,6 @@ impl Drop for RuleGuard {
 
 fn id(index: usize) -> HostId {
     HostId(u32::try_from(index).expect("memory ends before 2^32 hosts"))
-}
-
-fn pipe_of(host: usize, direction: Direction) -> usize {
-    2 * host + usize::from(direction == Direction::Down)
 }
 
 /// An address as a number; IPv4 as IPv4-mapped IPv6.

@@ -28,6 +28,7 @@ pub struct FabricPort {
     host: HostId,
     addresses: Vec<PortAddress>,
     stats: PortStats,
+    segments: usize,
     up: Arc<AtomicBool>,
     mtu: Arc<AtomicU32>,
 }
@@ -43,7 +44,13 @@ impl FabricPort {
         let (up, mtu) = (net.up_flag(host)?, net.mtu_of(host)?);
         drop(net);
         let fabric = Arc::clone(fabric);
-        Ok(Self { fabric, host, addresses, stats: PortStats::default(), up, mtu })
+        Ok(Self { fabric, host, addresses, stats: PortStats::default(), segments: 64, up, mtu })
+    }
+
+    /// The same, with so many datagrams in one send; 1: each by itself.
+    #[must_use]
+    pub fn segmenting(self, segments: usize) -> Self {
+        Self { segments: segments.max(1), ..self }
     }
 
     /// The host whose port this is.
@@ -57,9 +64,8 @@ impl Port for FabricPort {
         PortCaps {
             src_port: SrcPort::Entropy,
             ident: Ident::Chosen,
-            // As Linux segments: what a NIC does here, it does there.
-            gso_segments_v4: 64,
-            gso_segments_v6: 64,
+            gso_segments_v4: self.segments,
+            gso_segments_v6: self.segments,
             max_transmit: TxBatch::BYTES,
             mtu: self.mtu(),
             rx_buffer: None,

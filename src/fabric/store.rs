@@ -46,10 +46,21 @@ pub(super) struct Stored {
     pub(super) to: Option<usize>,
     /// The pipe that it is in or was last offered to.
     pub(super) pipe: usize,
-    /// How often that pipe had been cut when the packet went onto the line.
-    pub(super) cut: u64,
+    /// The pipe by which it came into the switch that it is in.
+    pub(super) via: usize,
+    /// How often its pipe had been cut when the packet went onto the line.
+    pub(super) cut: u32,
+    /// Bytes behind `bytes` that are not carried.
+    pub(super) missing: usize,
     pub(super) notes: Notes,
     pub(super) bytes: Vec<u8>,
+}
+
+impl Stored {
+    /// Bytes of the datagram, carried or not.
+    pub(super) const fn len(&self) -> usize {
+        self.bytes.len() + self.missing
+    }
 }
 
 /// The packets under way.
@@ -58,11 +69,23 @@ pub(super) struct Store {
     slots: Vec<Stored>,
     free: [Vec<PacketId>; CLASSES],
     live: usize,
+    /// Bytes of each datagram that are carried.
+    carried: usize,
 }
 
 impl Store {
     pub(super) const fn new() -> Self {
-        Self { slots: Vec::new(), free: [const { Vec::new() }; CLASSES], live: 0 }
+        Self {
+            slots: Vec::new(),
+            free: [const { Vec::new() }; CLASSES],
+            live: 0,
+            carried: usize::MAX,
+        }
+    }
+
+    /// Carries no more of a datagram than its first `bytes`, from the next packet on.
+    pub(super) const fn carry(&mut self, bytes: usize) {
+        self.carried = bytes;
     }
 
     /// Packets in the store.
@@ -73,6 +96,8 @@ impl Store {
     /// Takes in a packet that host `from` sends.
     pub(super) fn insert(&mut self, from: usize, path: Path, ident: u16, bytes: &[u8]) -> PacketId {
         self.live += 1;
+        let (bytes, missing) = bytes.split_at(bytes.len().min(self.carried));
+        let missing = missing.len();
         let class = class_to_hold(bytes.len());
         if let Some(id) = self.free[class].pop() {
             let slot = self.get_mut(id);
@@ -80,7 +105,8 @@ impl Store {
             slot.bytes.extend_from_slice(bytes);
             (slot.path, slot.ident) = (path, ident);
             (slot.from, slot.to) = (from, None);
-            (slot.pipe, slot.cut, slot.notes) = (0, 0, Notes::empty());
+            (slot.pipe, slot.via, slot.cut, slot.notes) = (0, 0, 0, Notes::empty());
+            slot.missing = missing;
             return id;
         }
         let mut buffer = Vec::with_capacity(bytes.len().max(SMALLEST << class));
@@ -92,7 +118,9 @@ impl Store {
             from,
             to: None,
             pipe: 0,
+            via: 0,
             cut: 0,
+            missing,
             notes: Notes::empty(),
             bytes: buffer,
         });
@@ -110,12 +138,14 @@ impl Store {
     pub(super) fn replicate(&mut self, id: PacketId) -> PacketId {
         let original = self.get_mut(id);
         let (from, to, path, ident) = (original.from, original.to, original.path, original.ident);
-        let (pipe, notes) = (original.pipe, original.notes);
+        let (pipe, via, notes) = (original.pipe, original.via, original.notes);
+        let missing = original.missing;
         let bytes = std::mem::take(&mut original.bytes);
         let copy = self.insert(from, path, ident, &bytes);
         self.get_mut(id).bytes = bytes;
         let slot = self.get_mut(copy);
-        (slot.to, slot.pipe, slot.notes) = (to, pipe, notes);
+        (slot.to, slot.pipe, slot.via, slot.notes) = (to, pipe, via, notes);
+        slot.missing = missing;
         copy
     }
 

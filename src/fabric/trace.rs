@@ -37,6 +37,15 @@ pub trait PacketSink {
         comment: Option<&str>,
     ) -> io::Result<()>;
 
+    /// Takes a frame that is no datagram, such as a pause: Ethernet header and payload, no FCS.
+    ///
+    /// # Errors
+    /// As [`packet`](Self::packet).
+    fn frame(&mut self, at: Instant, bytes: &[u8]) -> io::Result<()> {
+        let _ = (at, bytes);
+        Ok(())
+    }
+
     /// Writes out what is buffered: nothing more will come.
     ///
     /// # Errors
@@ -90,6 +99,14 @@ pub(super) enum Fate {
     NoRoute = 6,
     /// Dropped because the link was down, or went down around it.
     LinkDown = 7,
+    /// Dropped because the buffer of a switch, or of a slow host, was full.
+    BufferFull = 8,
+    /// Dropped because the port by which it came held more than its share, headroom included.
+    OverShare = 9,
+    /// Dropped instead of being marked.
+    NotMarkable = 10,
+    /// Dropped because the watchdog has given its queue up.
+    Watchdog = 11,
 }
 
 impl Fate {
@@ -103,6 +120,10 @@ impl Fate {
             Self::TooBig => Some("dropped: larger than the MTU"),
             Self::NoRoute => Some("dropped: no host has this address"),
             Self::LinkDown => Some("dropped: link down"),
+            Self::BufferFull => Some("dropped: buffer full"),
+            Self::OverShare => Some("dropped: its port holds more than its share"),
+            Self::NotMarkable => Some("dropped: would have been marked"),
+            Self::Watchdog => Some("dropped by the watchdog"),
         }
     }
 }
@@ -226,7 +247,7 @@ fn header_of(at: Instant, fate: Fate, p: &Stored, arrival: Instant) -> [u64; 16]
         hop_limit.into(),
         flow_label.into(),
         p.ident.into(),
-        p.bytes.len() as u64,
+        p.len() as u64,
     ]
 }
 

@@ -249,7 +249,7 @@ impl Nic {
 
     /// Its host dies: from now on it does nothing at all, and its verbs fail. Who waits for it learns that.
     pub fn kill(&self) {
-        let Time::Virtual { dead, .. } = &self.time else { return };
+        let Time::Virtual { dead, time, host } = &self.time else { return };
         let mut wakers = Vec::new();
         let mut cqs = Vec::new();
         self.core.with(
@@ -260,6 +260,7 @@ impl Nic {
             },
             |_| {},
         );
+        time.set_timer(*host, Instant::FAR_FUTURE);
         for entry in cqs {
             entry.publish(false, &mut wakers);
         }

@@ -21,6 +21,7 @@ pub mod progress;
 pub mod signal;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod timers;
 pub mod virtual_time;
 pub mod wake;
 
@@ -91,8 +92,6 @@ pub struct Nic {
     wakers: Mutex<Vec<Waker>>,
     has_wakers: AtomicBool,
     time: Time,
-    /// When the engine wants to be called again, as the last pass left it (virtual time).
-    next: AtomicU64,
     /// Packets sent and received, as the last pass left them.
     #[cfg(feature = "unstable-internals")]
     moved: [AtomicU64; 2],
@@ -172,7 +171,6 @@ impl Nic {
             wakers: Mutex::new(Vec::new()),
             has_wakers: AtomicBool::new(false),
             time,
-            next: AtomicU64::new(u64::MAX),
             #[cfg(feature = "unstable-internals")]
             moved: [AtomicU64::new(0), AtomicU64::new(0)],
             addresses,
@@ -619,8 +617,10 @@ impl Nic {
             self.wakers.lock().append(&mut core.wakers);
             self.has_wakers.store(true, Ordering::Release);
         }
-        if matches!(self.time, Time::Virtual { .. }) {
-            self.next.store(core.next_exact().as_nanos(), Ordering::Relaxed);
+        if let Time::Virtual { time, host, dead } = &self.time
+            && !dead.load(Ordering::Acquire)
+        {
+            time.set_timer(*host, core.next_exact());
         }
         passed
     }
@@ -653,14 +653,6 @@ impl Nic {
                 return;
             }
         }
-    }
-
-    /// When the engine wants to be called again, as the last pass left it (virtual time).
-    fn next_virtual(&self) -> Instant {
-        if self.is_dead() {
-            return Instant::FAR_FUTURE;
-        }
-        Instant::from_nanos(self.next.load(Ordering::Relaxed))
     }
 }
 

@@ -18,6 +18,7 @@ use parking_lot::Mutex;
 
 use super::Nic;
 use super::interfere::Faults;
+use super::timers::Timers;
 use crate::engine::cause::Cause;
 use crate::fabric::{Fabric, HostId, SharedFabric};
 use crate::fork::Origin;
@@ -39,6 +40,7 @@ pub struct VirtualTime {
     fabric: SharedFabric,
     now: AtomicU64,
     hosts: Mutex<Hosts>,
+    timers: Mutex<Timers>,
     owner: Mutex<Option<ThreadId>>,
     shared: AtomicBool,
     /// The thread that is inside the program's code, called from a step.
@@ -72,6 +74,8 @@ struct Actions {
 struct Hosts {
     nics: Vec<Weak<Nic>>,
     woken: Vec<HostId>,
+    /// Indices of those that are called in this step.
+    called: Vec<usize>,
     due: Vec<Arc<Nic>>,
 }
 
@@ -82,6 +86,7 @@ impl VirtualTime {
             fabric,
             now: AtomicU64::new(0),
             hosts: Mutex::default(),
+            timers: Mutex::default(),
             owner: Mutex::new(None),
             shared: AtomicBool::new(false),
             inside: Mutex::new(None),
@@ -126,6 +131,11 @@ impl VirtualTime {
         u32::try_from(index).ok().map(HostId)
     }
 
+    /// A NIC wants to be called at this time, and not at the one that it said before.
+    pub(super) fn set_timer(&self, host: usize, at: Instant) {
+        self.timers.lock().set(host, at);
+    }
+
     /// Has something done at a time, before all else that happens then. What lies in the past is done next.
     pub fn schedule(&self, at: Instant, action: Box<dyn FnOnce() + Send>) {
         let mut actions = self.actions.lock();
@@ -143,6 +153,7 @@ impl VirtualTime {
     /// A NIC goes: its host falls silent.
     pub(super) fn forget(&self, nic: &Nic) {
         if let Some(host) = self.host_of(nic) {
+            self.set_timer(host.index(), Instant::FAR_FUTURE);
             // It exists: it was added with the NIC.
             let _ = self.fabric.lock().set_up(host, false);
         }
@@ -236,14 +247,18 @@ impl VirtualTime {
         self.act(now);
         Fabric::advance_shared(&self.fabric, now);
         let mut hosts = self.hosts.lock();
-        let Hosts { nics, woken, due } = &mut *hosts;
+        let Hosts { nics, woken, called, due } = &mut *hosts;
         woken.clear();
-        self.fabric.lock().take_woken(woken);
+        called.clear();
         due.clear();
-        for (index, weak) in nics.iter().enumerate() {
-            let Some(nic) = weak.upgrade() else { continue };
-            let is_woken = woken.iter().any(|host| host.index() == index);
-            if nic.next_virtual() <= now || is_woken && !nic.is_dead() {
+        self.fabric.lock().take_woken(woken);
+        self.timers.lock().due(now, called);
+        called.extend(woken.iter().map(|host| host.index()));
+        called.sort_unstable();
+        called.dedup();
+        for &index in &*called {
+            let Some(nic) = nics.get(index).and_then(Weak::upgrade) else { continue };
+            if !nic.is_dead() {
                 due.push(nic);
             }
         }
@@ -274,10 +289,7 @@ impl VirtualTime {
 
     /// When something happens next.
     fn next_event(&self) -> Option<Instant> {
-        let hosts = self.hosts.lock();
-        let timer = hosts.nics.iter().filter_map(Weak::upgrade).map(|nic| nic.next_virtual()).min();
-        let timer = timer.filter(|&t| t != Instant::FAR_FUTURE);
-        drop(hosts);
+        let timer = self.timers.lock().first();
         let action = self.actions.lock().queue.keys().next().map(|&(at, _)| at);
         let network = self.fabric.lock().next_event();
         timer.into_iter().chain(action).chain(network).min()

@@ -1,20 +1,35 @@
 //! The hosts of a simulation: adding them, their cables, their death and their next life.
 
-use super::{HostCounters, HostId, Link, Sim, refused};
+use super::{HostConfig, HostCounters, HostId, Link, Payload, Sim, refused};
 use crate::engine::cause::Cause;
 use crate::engine::watch::Late;
 use crate::engine::{EngineConfig, config};
-use crate::fabric::FabricPort;
+use crate::fabric::{Cabling, FabricPort, SwitchId};
 use crate::nic::{Nic, OpenNic};
 use crate::time::Duration;
 use crate::verbs::{Backend, Context, Device, Error, Event, Result};
 
 use std::sync::Arc;
 
+/// Datagrams that Linux segments one send into, at most: what a NIC does here, it does there.
+const SEGMENTS: usize = 64;
+/// Bytes of a datagram that are carried where payload is not: all headers that there are, and more.
+const CARRIED: usize = 128;
+
+/// How a host is connected.
+enum Cabled<'a> {
+    /// To the first switch.
+    First(Link),
+    /// To another.
+    On(SwitchId, &'a Cabling),
+}
+
 /// What of a host outlives its device.
 pub(super) struct Machine {
     config: EngineConfig,
     speed_mbps: u64,
+    /// Datagrams in one send.
+    segments: usize,
     /// Devices that it has had.
     lives: u64,
     late: Duration,
@@ -61,23 +76,63 @@ impl Sim {
         link: Link,
         configure: impl FnOnce(&mut EngineConfig),
     ) -> Result<Context> {
+        self.add_host(Cabled::First(link), SEGMENTS, configure)
+    }
+
+    /// One more host, on a switch.
+    pub(super) fn host_on(
+        &self,
+        at: SwitchId,
+        cabling: &Cabling,
+        host: &HostConfig,
+    ) -> Result<Context> {
+        let Some(pkeys) = config::partitions(&host.pkeys) else {
+            let what = "up to 127 partition keys, none of them 0 or 0x8000".into();
+            return Err(Error::verb("sim", Cause::Invalid { what }));
+        };
+        let elided = host.payload == Payload::Elided;
+        if elided {
+            self.0.fabric.lock().carry(CARRIED);
+        }
+        let segments = if host.exact { 1 } else { SEGMENTS };
+        self.add_host(Cabled::On(at, cabling), segments, |config| {
+            config.pkeys.extend(pkeys);
+            config.cnp.interval = host.cnp_interval;
+            if host.exact {
+                config.window.enabled = false;
+                config.ack_every = u32::MAX;
+                config.ack_delay = Duration::ZERO;
+            }
+        })
+    }
+
+    fn add_host(
+        &self,
+        cabled: Cabled<'_>,
+        segments: usize,
+        configure: impl FnOnce(&mut EngineConfig),
+    ) -> Result<Context> {
         self.0.time.enter().map_err(|cause| Error::verb("sim", cause))?;
         let mut machines = self.0.hosts.lock();
-        let host = {
+        let (host, bits_per_s) = {
             let mut fabric = self.0.fabric.lock();
-            let host = fabric.add_host(link).map_err(refused)?;
+            let (added, link) = match cabled {
+                Cabled::First(link) => (fabric.add_host(link), link),
+                Cabled::On(at, cabling) => (fabric.add_host_at(at, cabling), cabling.link),
+            };
+            let host = added.map_err(refused)?;
             let n = host.0 + 1;
             let [_, b, c, d] = n.to_be_bytes();
             fabric.attach(host, [10, b, c, d].into()).map_err(refused)?;
             let low = u128::from(n);
             let v6 = std::net::Ipv6Addr::from(0xfd00_u128 << 112 | low);
             fabric.attach(host, v6.into()).map_err(refused)?;
-            host
+            (host, link.bits_per_s)
         };
         let mut config = EngineConfig::new([0; 32]);
         configure(&mut config);
-        let speed_mbps = link.bits_per_s / 1_000_000;
-        let mut machine = Machine { config, speed_mbps, lives: 0, late: Duration::ZERO };
+        let speed_mbps = bits_per_s / 1_000_000;
+        let mut machine = Machine { config, speed_mbps, segments, lives: 0, late: Duration::ZERO };
         let nic = self.boot(host, &mut machine)?;
         machines.push(machine);
         self.0.time.add(nic.nic());
@@ -98,6 +153,7 @@ impl Sim {
         rand_core::Rng::fill_bytes(&mut seeds.rng(), &mut seed);
         let config = EngineConfig { seed, ..machine.config.clone() };
         let port = FabricPort::new(&self.0.fabric, host).map_err(refused)?;
+        let port = port.segmenting(machine.segments);
         let time = Arc::clone(&self.0.time);
         Ok(OpenNic::new(Nic::simulated(Box::new(port), config, time, host.index())))
     }

@@ -55,6 +55,7 @@ mod hosts;
 mod schedule;
 #[cfg(feature = "proptest")]
 pub mod strategies;
+mod topology;
 pub mod trace;
 
 use std::fmt;
@@ -68,9 +69,12 @@ use parking_lot::Mutex;
 pub use check::Failure;
 pub use faults::{VerbFault, VerbFaultGuard};
 pub use schedule::{FaultSchedule, NetFault, Phase};
+pub use topology::{Cable, HostConfig, Network, Payload, Topology};
 
 pub use crate::fabric::{
-    Action, Class, HostCounters, HostId, Link, Packet, Rule, RuleGuard, RuleHits, Verdict, When,
+    Action, Class, HostCounters, HostId, Link, MarkAt, Marking, PRIORITIES, Packet, Pfc,
+    PortCounters, PriorityMap, Receiver, Rule, RuleGuard, RuleHits, Scheduler, SwitchConfig,
+    Threshold, Verdict, Watchdog, When, Xon,
 };
 
 use crate::capture::Writer;
@@ -363,6 +367,10 @@ impl<W: io::Write + Send> PacketSink for Pcap<W> {
         comment: Option<&str>,
     ) -> io::Result<()> {
         self.0.write_commented(at, path, ident, datagram, comment)
+    }
+
+    fn frame(&mut self, at: Instant, bytes: &[u8]) -> io::Result<()> {
+        self.0.write_ethernet(at, bytes)
     }
 
     fn finish(&mut self) -> io::Result<()> {

@@ -3,6 +3,7 @@
 mod faults;
 mod groups;
 mod random;
+mod switches;
 mod timing;
 mod trace;
 
