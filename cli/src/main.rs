@@ -6,6 +6,7 @@ use clap::{Parser, Subcommand};
 
 mod decode;
 mod devinfo;
+mod lab;
 mod output;
 #[cfg(target_os = "linux")]
 mod perf;
@@ -30,6 +31,7 @@ enum Command {
     Devinfo(devinfo::Args),
     Decode(decode::Args),
     Sim(sim::Args),
+    Lab(lab::Args),
     #[cfg(target_os = "linux")]
     Ping(ping::Args),
     #[cfg(target_os = "linux")]
@@ -43,6 +45,7 @@ fn main() -> ExitCode {
             Command::Devinfo(args) => devinfo::run(&args),
             Command::Decode(args) => decode::run(&args),
             Command::Sim(args) => sim::run(&args),
+            Command::Lab(args) => lab::run(&args),
             #[cfg(target_os = "linux")]
             Command::Ping(args) => ping::run(&args),
             #[cfg(target_os = "linux")]

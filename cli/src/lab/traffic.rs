@@ -1,0 +1,481 @@
+//! Traffic for experiments: flows of large WRITEs between hosts, and what of them has arrived.
+//!
+//! A flow is a pair of RC queue pairs. Its sender keeps [`OUTSTANDING`] WRITEs of [`MESSAGE`] bytes in the queue and
+//! posts the next one when one completes. What has arrived is read off the receiver's queue pair: the packet that it
+//! expects next, so that rates are exact to a packet and not to a message.
+//!
+//! *Rules.* Every start and every choice comes from the seed. Time moves by [`until`] alone, which runs the flows
+//! too.
+
+use std::cell::Cell;
+use std::future::poll_fn;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Poll, Waker};
+
+use softroce::cc::{CongestionControl, Dcqcn, DcqcnConfig};
+use softroce::prelude::*;
+use softroce::sim::Sim;
+
+use super::{Failure, Result};
+
+/// Bytes of a message.
+pub(crate) const MESSAGE: usize = 4 << 20;
+/// Messages that a flow has posted.
+pub(crate) const OUTSTANDING: u32 = 64;
+/// Packet sequence numbers, which begin again after so many.
+const PSNS: u32 = 1 << 24;
+
+/// A host with memory to write from and to.
+#[derive(Debug)]
+pub(crate) struct Station {
+    pub(crate) ctx: Context,
+    pd: ProtectionDomain,
+    memory: Arc<MemoryRegion>,
+}
+
+impl Station {
+    /// With room for one message, which all flows of the host share.
+    pub(crate) fn new(ctx: &Context) -> Result<Self> {
+        Self::with(ctx, MESSAGE)
+    }
+
+    pub(crate) fn with(ctx: &Context, bytes: usize) -> Result<Self> {
+        let pd = ctx.alloc_pd()?;
+        let memory = Arc::new(pd.alloc_mr(bytes, Access::REMOTE | Access::LOCAL)?);
+        Ok(Self { ctx: ctx.clone(), pd, memory })
+    }
+
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<MemoryRegion> {
+        &self.memory
+    }
+
+    /// One of its counters.
+    pub(crate) fn counter(&self, name: &str) -> Result<u64> {
+        let all = self.ctx.counters(1)?;
+        let value = all.get(name).copied();
+        value.ok_or_else(|| Failure::Run(format!("a device has no counter {name}")))
+    }
+}
+
+/// What a flow does.
+#[derive(Clone, Debug)]
+pub(crate) struct Spec {
+    pub(crate) mtu: Mtu,
+    /// Bytes of each message.
+    pub(crate) message: usize,
+    /// Bytes in all; `None`: it never ends.
+    pub(crate) total: Option<usize>,
+    /// When it begins.
+    pub(crate) start: Duration,
+    pub(crate) cc: Option<Dcqcn>,
+    /// Traffic class of its packets; the two ECN bits are the congestion control's.
+    pub(crate) traffic_class: u8,
+}
+
+impl Spec {
+    /// A flow without end and without congestion control.
+    pub(crate) fn new(mtu: Mtu, start: Duration) -> Self {
+        Self { mtu, message: MESSAGE, total: None, start, cc: None, traffic_class: 0 }
+    }
+
+    pub(crate) fn cc(mut self, cc: Option<Dcqcn>) -> Self {
+        self.cc = cc;
+        self
+    }
+
+    pub(crate) fn total(mut self, bytes: usize) -> Self {
+        self.total = Some(bytes);
+        self
+    }
+
+    pub(crate) fn traffic_class(mut self, class: u8) -> Self {
+        self.traffic_class = class;
+        self
+    }
+}
+
+/// DCQCN as its authors deployed it.
+pub(crate) fn paper(line_rate: u64) -> Result<Dcqcn> {
+    dcqcn("paper", line_rate)
+}
+
+/// DCQCN by a preset.
+pub(crate) fn dcqcn(preset: &str, line_rate: u64) -> Result<Dcqcn> {
+    let config = DcqcnConfig::preset(preset, line_rate).and_then(Dcqcn::new);
+    config.map_err(|e| Failure::Run(e.to_string()))
+}
+
+/// What the task of a flow says.
+#[derive(Debug, Default)]
+struct Shared {
+    /// Bytes of messages that have completed.
+    completed: AtomicU64,
+    end: Gate,
+    failure: Mutex<Option<String>>,
+}
+
+/// A flow.
+#[derive(Debug)]
+pub(crate) struct Flow {
+    pub(crate) name: String,
+    sender: Arc<QueuePair>,
+    receiver: QueuePair,
+    mtu: u64,
+    /// The packet that the receiver expected when last asked, and bytes so far.
+    seen: Cell<(u32, u64)>,
+    shared: Arc<Shared>,
+}
+
+impl Flow {
+    /// Connects two hosts and has the flow begin at its time.
+    pub(crate) fn start(
+        sim: &Sim,
+        name: impl Into<String>,
+        from: &Station,
+        to: &Station,
+        spec: &Spec,
+    ) -> Result<Self> {
+        let cq = from.ctx.create_cq(2 * OUTSTANDING)?;
+        let builder = from.pd.create_qp(QpType::Rc, &cq).depth(OUTSTANDING, 1);
+        let sender = match &spec.cc {
+            Some(cc) => builder.congestion_control(cc.clone()).build()?,
+            None => builder.build()?,
+        };
+        let receiver = to.pd.create_qp(QpType::Rc, &to.ctx.create_cq(1)?).depth(1, 1).build()?;
+        let [there, back] = [receiver.endpoint(), sender.endpoint()];
+        let over = |peer: &QpEndpoint| {
+            let ah = AhAttr { traffic_class: spec.traffic_class, ..peer.ah() };
+            QpAttr::default().path_mtu(spec.mtu).ah(ah)
+        };
+        sender.connect_with(&there, over(&there))?;
+        receiver.connect_with(&back, over(&back))?;
+
+        let sender = Arc::new(sender);
+        let shared = Arc::new(Shared::default());
+        let seen = Cell::new((back.psn, 0));
+        let mtu = spec.mtu.bytes() as u64;
+        let flow = Self {
+            name: name.into(),
+            sender: Arc::clone(&sender),
+            receiver,
+            mtu,
+            seen,
+            shared: Arc::clone(&shared),
+        };
+        let mut source = Source {
+            qp: sender,
+            memory: Arc::clone(&from.memory),
+            remote: to.memory.remote(),
+            message: spec.message,
+            left: spec.total,
+        };
+        let opened = Arc::new(Gate::default());
+        let gate = Arc::clone(&opened);
+        sim.at(spec.start, move |_| gate.open());
+        sim.spawn(async move {
+            opened.wait().await;
+            if let Err(e) = source.run(&cq, &shared).await {
+                *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                    Some(e.to_string());
+            }
+            shared.end.open();
+            Ok(())
+        });
+        Ok(flow)
+    }
+
+    /// Bytes of payload that have arrived in order.
+    ///
+    /// To be asked before 2^24 more packets have.
+    pub(crate) fn received(&self) -> Result<u64> {
+        let (before, bytes) = self.seen.get();
+        let expected = self.receiver.query()?.rq_psn.unwrap_or(before);
+        let packets = expected.wrapping_sub(before) % PSNS;
+        let bytes = bytes + u64::from(packets) * self.mtu;
+        self.seen.set((expected, bytes));
+        Ok(bytes)
+    }
+
+    /// Bytes of messages that have completed at the sender.
+    pub(crate) fn completed(&self) -> u64 {
+        self.shared.completed.load(Relaxed)
+    }
+
+    /// Bits per second that its congestion control allows; `None` without one.
+    pub(crate) fn rate(&self) -> Result<Option<u64>> {
+        Ok(self.sender.congestion()?.rate)
+    }
+
+    /// An error, if a request of it has failed.
+    pub(crate) fn check(&self) -> Result<()> {
+        let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
+        match &*failure {
+            Some(what) => Err(Failure::Run(format!("flow {}: {what}", self.name))),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits until it is at its end.
+    pub(crate) async fn end(&self) {
+        self.shared.end.wait().await;
+    }
+}
+
+/// What posts.
+#[derive(Debug)]
+struct Source {
+    qp: Arc<QueuePair>,
+    memory: Arc<MemoryRegion>,
+    remote: RemoteMr,
+    message: usize,
+    left: Option<usize>,
+}
+
+impl Source {
+    /// Posts one message, if there is one left. Its length is its number.
+    fn post(&mut self) -> softroce::verbs::Result<bool> {
+        let len = self.left.map_or(self.message, |left| left.min(self.message));
+        if len == 0 {
+            return Ok(false);
+        }
+        if let Some(left) = &mut self.left {
+            *left -= len;
+        }
+        let write = SendWr::write(len as u64, self.memory.sge(..len), self.remote.at(0));
+        self.qp.post_send(write)?;
+        Ok(true)
+    }
+
+    async fn run(&mut self, cq: &CompletionQueue, shared: &Shared) -> softroce::verbs::Result<()> {
+        let mut open = 0_u32;
+        while open < OUTSTANDING && self.post()? {
+            open += 1;
+        }
+        while open > 0 {
+            let wc = cq.next().await?.ok()?;
+            shared.completed.fetch_add(wc.wr_id, Relaxed);
+            open -= 1;
+            if self.post()? {
+                open += 1;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Something that is waited for, and happens once.
+#[derive(Debug, Default)]
+pub(crate) struct Gate(Mutex<(bool, Vec<Waker>)>);
+
+impl Gate {
+    pub(crate) fn open(&self) {
+        let waiting = {
+            let mut gate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            gate.0 = true;
+            std::mem::take(&mut gate.1)
+        };
+        waiting.into_iter().for_each(Waker::wake);
+    }
+
+    pub(crate) async fn wait(&self) {
+        poll_fn(|cx| {
+            let mut gate = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+            if gate.0 {
+                return Poll::Ready(());
+            }
+            gate.1.push(cx.waker().clone());
+            Poll::Pending
+        })
+        .await;
+    }
+}
+
+/// Lets the simulation and its flows run until a time since its beginning.
+pub(crate) fn until(sim: &Sim, when: Duration) {
+    sim.block_on(sim.sleep(when.saturating_sub(sim.now())));
+}
+
+/// What of some flows had arrived at a time.
+#[derive(Debug)]
+pub(crate) struct Mark {
+    at: Duration,
+    bytes: Vec<u64>,
+}
+
+impl Mark {
+    /// Now.
+    pub(crate) fn new(sim: &Sim, flows: &[Flow]) -> Result<Self> {
+        let bytes = flows.iter().map(Flow::received).collect::<Result<_>>()?;
+        Ok(Self { at: sim.now(), bytes })
+    }
+
+    /// Gbit/s of payload of each flow since then. An error if a request of one has failed.
+    #[expect(clippy::cast_precision_loss, reason = "of bytes in a window")]
+    pub(crate) fn rates(&self, sim: &Sim, flows: &[Flow]) -> Result<Vec<f64>> {
+        flows.iter().try_for_each(Flow::check)?;
+        let now = Self::new(sim, flows)?;
+        let ns = (now.at.saturating_sub(self.at)).as_nanos() as f64;
+        let rate = |(after, before): (&u64, &u64)| (after - before) as f64 * 8.0 / ns.max(1.0);
+        Ok(now.bytes.iter().zip(&self.bytes).map(rate).collect())
+    }
+}
+
+/// Gbit/s of each flow in consecutive windows of a run, for a plot.
+#[derive(Debug, Default)]
+pub(crate) struct Timeline {
+    /// Middle of each window in ms, and a rate for each flow.
+    pub(crate) rates: Vec<(f64, Vec<f64>)>,
+}
+
+impl Timeline {
+    /// Runs from now until `end` in windows of `step`, and notes the rates.
+    pub(crate) fn run(
+        &mut self,
+        sim: &Sim,
+        flows: &[Flow],
+        end: Duration,
+        step: Duration,
+    ) -> Result<()> {
+        let mut mark = Mark::new(sim, flows)?;
+        while sim.now() < end {
+            let next = (sim.now() + step).min(end);
+            until(sim, next);
+            let middle = (mark.at + next) / 2;
+            self.rates.push((middle.as_secs_f64() * 1e3, mark.rates(sim, flows)?));
+            mark = Mark::new(sim, flows)?;
+        }
+        Ok(())
+    }
+
+    /// The rates of one flow.
+    pub(crate) fn of(&self, flow: usize) -> Vec<(f64, f64)> {
+        let rate = |(at, rates): &(f64, Vec<f64>)| Some((*at, *rates.get(flow)?));
+        self.rates.iter().filter_map(rate).collect()
+    }
+}
+
+/// Jain's index: 1 if all are equal, 1/n if one has all.
+#[expect(clippy::cast_precision_loss, reason = "of a few flows")]
+pub(crate) fn jain(rates: &[f64]) -> f64 {
+    let sum: f64 = rates.iter().sum();
+    let squares: f64 = rates.iter().map(|r| r * r).sum();
+    sum * sum / (rates.len() as f64 * squares)
+}
+
+/// Start times by a seed.
+#[derive(Debug)]
+pub(crate) struct Jitter(u64);
+
+impl Jitter {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    /// The next number of the sequence (splitmix64, Steele, Lea and Flood 2014).
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        let z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A time below `most`, in whole nanoseconds.
+    pub(crate) fn below(&mut self, most: Duration) -> Duration {
+        let most = u64::try_from(most.as_nanos()).unwrap_or(u64::MAX).max(1);
+        Duration::from_nanos(self.next() % most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use softroce::sim::Link;
+
+    const MS: Duration = Duration::from_millis(1);
+
+    fn link() -> Link {
+        let delay = Duration::from_micros(1);
+        Link { bits_per_s: 40_000_000_000, delay, ..Link::default() }
+    }
+
+    #[track_caller]
+    fn near(got: f64, want: f64, rel: f64) {
+        assert!((got / want - 1.0).abs() <= rel, "{got} instead of {want}");
+    }
+
+    #[test]
+    fn a_flow_fills_its_line() {
+        let sim = Sim::new(1);
+        let hosts = sim.hosts::<2>(link()).map(|ctx| Station::new(&ctx).unwrap());
+        let spec = Spec::new(Mtu::B4096, Duration::from_micros(3));
+        let flow = [Flow::start(&sim, "a", &hosts[0], &hosts[1], &spec).unwrap()];
+        until(&sim, 2 * MS);
+        let mark = Mark::new(&sim, &flow).unwrap();
+        let mut line = Timeline::default();
+        line.run(&sim, &flow, 6 * MS, MS).unwrap();
+        near(mark.rates(&sim, &flow).unwrap()[0], 39.2149, 0.005);
+        assert_eq!(line.rates.len(), 4);
+        near(line.of(0)[3].1, 39.2149, 0.01);
+        assert!((line.of(0)[0].0 - 2.5).abs() < 1e-9);
+        // Whole messages, and not more of them than have arrived.
+        let (done, here) = (flow[0].completed(), flow[0].received().unwrap());
+        assert!(done > 0 && done % MESSAGE as u64 == 0 && done <= here, "{done} {here}");
+        assert_eq!(flow[0].rate().unwrap(), None);
+    }
+
+    #[test]
+    fn a_flow_that_ends_sends_what_it_was_told() {
+        let sim = Sim::new(1);
+        let hosts = sim.hosts::<2>(link()).map(|ctx| Station::new(&ctx).unwrap());
+        let total = MESSAGE + 3 * 4096;
+        let spec = Spec::new(Mtu::B4096, Duration::ZERO).total(total);
+        let flow = Flow::start(&sim, "a", &hosts[0], &hosts[1], &spec).unwrap();
+        sim.block_on(flow.end());
+        flow.check().unwrap();
+        assert_eq!((flow.completed(), flow.received().unwrap()), (total as u64, total as u64));
+        let us = sim.now().as_secs_f64() * 1e6;
+        near(us, 1027.0 * 4178.0 * 8.0 / 40e3 + 6.0, 0.01);
+        assert!(hosts[0].counter("sent_pkts").is_ok() && hosts[0].counter("nothing").is_err());
+    }
+
+    #[test]
+    fn a_flow_that_fails_says_so() {
+        let sim = Sim::new(1);
+        let [a, b] = sim.hosts::<2>(link());
+        let hosts = [&a, &b].map(|ctx| Station::new(ctx).unwrap());
+        let spec = Spec::new(Mtu::B4096, Duration::ZERO);
+        let flow = [Flow::start(&sim, "a", &hosts[0], &hosts[1], &spec).unwrap()];
+        let mark = Mark::new(&sim, &flow).unwrap();
+        sim.kill(&b).unwrap();
+        sim.block_on(flow[0].end());
+        assert!(flow[0].check().is_err());
+        assert!(mark.rates(&sim, &flow).is_err());
+    }
+
+    #[test]
+    fn fairness_of_known_rates() {
+        assert!((jain(&[10.0, 10.0, 10.0]) - 1.0).abs() < 1e-12);
+        assert!((jain(&[40.0, 0.0]) - 0.5).abs() < 1e-12);
+        assert!((jain(&[36.02, 1.01]) - 0.528).abs() < 1e-3);
+    }
+
+    #[test]
+    fn starts_come_from_the_seed() {
+        let starts = |seed| {
+            let mut jitter = Jitter::new(seed);
+            [0; 100].map(|_| jitter.below(Duration::from_nanos(884)))
+        };
+        assert_eq!(starts(1), starts(1));
+        assert_ne!(starts(1), starts(2));
+        let of = starts(7);
+        assert!(of.iter().all(|t| *t < Duration::from_nanos(884)));
+        assert!(of.iter().max() > Some(&Duration::from_nanos(700)));
+        assert!(of.iter().min() < Some(&Duration::from_nanos(200)));
+        assert_eq!(Jitter::new(1).below(Duration::ZERO), Duration::ZERO);
+    }
+}
