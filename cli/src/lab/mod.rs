@@ -21,6 +21,7 @@ use crate::output::{BAD_INPUT, complain, print};
 mod drawing;
 mod e10;
 mod e11;
+mod e2;
 mod e5;
 mod e6;
 mod e8;
@@ -33,6 +34,7 @@ mod sizes;
 mod svg;
 mod theory;
 mod traffic;
+mod worst;
 
 use report::{Note, Report};
 
@@ -198,7 +200,7 @@ impl From<softroce::verbs::Error> for Failure {
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
-const ALL: &[&dyn Experiment] = &[&e5::E5, &e6::E6, &e8::E8, &e10::E10, &e11::E11];
+const ALL: &[&dyn Experiment] = &[&e2::E2, &e5::E5, &e6::E6, &e8::E8, &e10::E10, &e11::E11];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {

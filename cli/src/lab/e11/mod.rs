@@ -1,6 +1,5 @@
 //! E11: collectives: how long a ring all-reduce and an all-to-all take, against what the lines allow.
 
-
 use super::plot::{Axis, Lines, Plot, Series, What};
 use super::report::{Report, Row};
 use super::sizes::{Ip, Packet, write_wire};
