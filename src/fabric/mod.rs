@@ -509,6 +509,25 @@ impl Fabric {
         }
     }
 
+    /// Lets everything happen at the next moment at which something does, and so on until a host is woken; nothing
+    /// beyond `to`, and nothing at `before` or later. Says what time it is then. Only without a tap: whoever looks at
+    /// packets wants the time of each.
+    pub(crate) fn advance_until_woken(&mut self, to: Instant, before: Instant) -> Instant {
+        while let Some(at) = self.events.next_at() {
+            let is_enough = at > self.now && !self.woken.is_empty();
+            if at > to || at >= before || is_enough {
+                break;
+            }
+            self.advance_to_tap(at);
+        }
+        self.now
+    }
+
+    /// Whether somebody looks at each packet.
+    pub(crate) fn is_tapped(&self) -> bool {
+        self.tap.is_some() || !self.untold.is_empty()
+    }
+
     /// Lets everything happen up to `to` and at `to`, or until a packet is at the switch that the tap must see: says
     /// which, and to which host it goes.
     fn advance_to_tap(&mut self, to: Instant) -> Option<(PacketId, usize)> {
