@@ -36,6 +36,11 @@ impl<E> EventQueue<E> {
         self.heap.push(Entry { at, seq: self.pushed, event });
     }
 
+    /// Events that have happened.
+    pub(super) fn happened(&self) -> u64 {
+        self.pushed - self.heap.len() as u64
+    }
+
     /// When the next event happens.
     pub(super) fn next_at(&self) -> Option<Instant> {
         self.heap.peek().map(|e| e.at)

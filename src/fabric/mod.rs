@@ -534,6 +534,11 @@ impl Fabric {
         None
     }
 
+    /// How much has happened: packets that arrived somewhere or were held back, lines that got free, pauses.
+    pub fn events(&self) -> u64 {
+        self.events.happened()
+    }
+
     /// The time of the network: up to it everything has happened.
     pub const fn now(&self) -> Instant {
         self.now

@@ -18,6 +18,7 @@ use serde::Serialize;
 
 use crate::output::{BAD_INPUT, complain, print};
 
+mod bench;
 mod drawing;
 mod e1;
 mod e10;
@@ -68,6 +69,8 @@ enum What {
     },
     /// Run experiments
     Run(RunArgs),
+    /// How fast the simulator is on this machine
+    Bench(bench::BenchArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -210,6 +213,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {
         What::List { json } => return list(*json),
         What::Run(args) => run_all(args),
+        What::Bench(args) => bench::bench(args),
     };
     let (what, status) = match done {
         Ok(status) => return status,
