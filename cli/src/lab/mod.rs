@@ -25,8 +25,10 @@ mod e10;
 mod e11;
 mod e2;
 mod e3;
+mod e4;
 mod e5;
 mod e6;
+mod e7;
 mod e8;
 mod fluid;
 mod html;
@@ -207,7 +209,7 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
 const ALL: &[&dyn Experiment] =
-    &[&e1::E1, &e2::E2, &e3::E3, &e5::E5, &e6::E6, &e8::E8, &e10::E10, &e11::E11];
+    &[&e1::E1, &e2::E2, &e3::E3, &e4::E4, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e10::E10, &e11::E11];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {
