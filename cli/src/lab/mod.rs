@@ -20,11 +20,15 @@ use crate::output::{BAD_INPUT, complain, print};
 
 mod bench;
 mod drawing;
+mod e1;
 mod e10;
 mod e11;
 mod e2;
+mod e3;
+mod e4;
 mod e5;
 mod e6;
+mod e7;
 mod e8;
 mod fluid;
 mod html;
@@ -32,6 +36,7 @@ mod net;
 mod plot;
 mod report;
 mod sizes;
+mod star;
 mod svg;
 mod theory;
 mod traffic;
@@ -203,7 +208,8 @@ impl From<softroce::verbs::Error> for Failure {
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
-const ALL: &[&dyn Experiment] = &[&e2::E2, &e5::E5, &e6::E6, &e8::E8, &e10::E10, &e11::E11];
+const ALL: &[&dyn Experiment] =
+    &[&e1::E1, &e2::E2, &e3::E3, &e4::E4, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e10::E10, &e11::E11];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-use softroce::cc::{CongestionControl, Dcqcn, DcqcnConfig};
+use softroce::cc::{CongestionControl, Dcqcn, DcqcnConfig, Fixed};
 use softroce::prelude::*;
 use softroce::sim::Sim;
 
@@ -144,7 +144,7 @@ impl Flow {
         let builder = from.pd.create_qp(QpType::Rc, &cq).depth(OUTSTANDING, 1);
         let sender = match &spec.cc {
             Some(cc) => builder.congestion_control(cc.clone()).build()?,
-            None => builder.build()?,
+            None => builder.congestion_control(Fixed::bits_per_second(super::net::LINE)).build()?,
         };
         let receiver = to.pd.create_qp(QpType::Rc, &to.ctx.create_cq(1)?).depth(1, 1).build()?;
         let [there, back] = [receiver.endpoint(), sender.endpoint()];
