@@ -61,6 +61,7 @@ mod event;
 mod fault;
 mod flow;
 mod link;
+mod moment;
 mod pause;
 mod port;
 mod ports;
@@ -106,6 +107,7 @@ pub use trace::{PacketSink, Passage, Watcher};
 
 use event::EventQueue;
 use fault::Rules;
+use moment::Moment;
 use pause::PauseFrame;
 use ports::PortTap;
 use queue::Pipe;
@@ -187,6 +189,8 @@ impl Drop for Asked<'_> {
 /// A network of hosts on one switch, or on several.
 pub struct Fabric {
     now: Instant,
+    /// The same to the picosecond, and not rounded up to the end of the nanosecond.
+    moment: Moment,
     seeds: Seeds,
     events: EventQueue<Event>,
     store: Store,
@@ -248,6 +252,7 @@ impl Fabric {
     pub fn from_seeds(seeds: Seeds) -> Self {
         Self {
             now: Instant::ZERO,
+            moment: Moment::ZERO,
             seeds,
             events: EventQueue::new(),
             store: Store::new(),
@@ -441,6 +446,7 @@ impl Fabric {
         if now > self.now {
             self.advance(now);
         }
+        self.moment = self.moment.max(self.now.into());
         let index = host.index();
         let bytes = &bytes[..t.len.min(bytes.len())];
         let size = t.segment_size.map_or(bytes.len(), usize::from).max(1);
@@ -536,7 +542,8 @@ impl Fabric {
                 return Some(untold);
             }
             let Some((at, event)) = self.events.pop_until(to) else { break };
-            self.now = self.now.max(at);
+            self.moment = self.moment.max(at);
+            self.now = self.now.max(at.ceil());
             match event {
                 Event::Arrive(id) => self.arrive(id),
                 Event::Enter(id) => self.enter(self.store.get(id).pipe, id),
@@ -550,6 +557,7 @@ impl Fabric {
             }
         }
         self.now = self.now.max(to);
+        self.moment = self.moment.max(to.into());
         None
     }
 
