@@ -56,7 +56,7 @@ fn pages(dir: &Dir, names: &[&str]) {
 fn pages_open_without_an_error() {
     let Some(browser) = browser() else { return skip("no Chromium in the path") };
     let dir = Dir::new("pages");
-    let names = ["overhead", "queue", "stability", "loss", "collectives"];
+    let names = ["overhead", "parking-lot", "queue", "stability", "collectives"];
     pages(&dir, &names);
     let profile = dir.path().join("profile");
     for name in names {
