@@ -90,7 +90,7 @@ impl Timeline {
                 (mean - fair).abs() > 0.25 * fair
             })
         };
-        let last = self.rates.windows(5).filter(apart).last();
+        let last = self.rates.windows(5).rfind(apart);
         // To the end of the window.
         last.and_then(|w| w.last()).map_or(0.0, |w| w.0 + 0.5)
     }

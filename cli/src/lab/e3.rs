@@ -209,7 +209,7 @@ fn pauses_alone(
         #[expect(clippy::cast_precision_loss, reason = "of ports")]
         report.rows.push(tree.near(format!("{case}: ports that paused"), "", ports as f64, 0.0));
     }
-    bars.push(Bar::new(format!("{case}"), victim.first()).expected(expected, 0.03));
+    bars.push(Bar::new(case, victim.first()).expected(expected, 0.03));
     Ok(seen.map_or_else(Drawing::default, |outcome| outcome.drawing))
 }
 

@@ -26,6 +26,10 @@ const ABOUT: About = About {
             no pauses with 8 and 16; a fixed threshold with 8 over 20 ms",
 };
 
+/// Why two flows may be paused less often.
+const PHASE: &str = "two ports can be paused together or in turn, by their start; in turn it takes fewer pauses. The oracle \
+                     has them together";
+
 /// Settings of the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
@@ -181,7 +185,9 @@ fn short(
     let window = (0, 5);
     let alone = over_seeds(setup, progress, Setting::PausesAlone, 2, window)?;
     let metric = "pauses alone, 2 flows, 0 to 5 ms: pauses";
-    report.rows.push(alone.pauses.within(metric, "frames", 940.0, 0.05).from(Source::Oracle));
+    report
+        .rows
+        .push(alone.pauses.within(metric, "frames", 940.0, 0.05).from(Source::Oracle).why(PHASE));
     same(report, setup, progress, window, &alone)?;
     dynamic(report, setup, progress, window, (16, 3930.0))?;
     let fixed = over_seeds(setup, progress, Setting::Fixed, 8, (10, 20))?;

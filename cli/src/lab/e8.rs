@@ -204,6 +204,7 @@ fn over_loss(path: &Path, measured: Vec<(f64, f64)>) -> Plot {
                 series("go-back-N, second NAK after 1 ms", &|p| go_back_n(p, n, again)),
                 series("go-back-N, timer of 67 ms", &|p| go_back_n(p, n, timer))
                     .style(Style::Dashed),
+                Series::new("go-back-N, measured", measured).style(Style::Dots),
             ],
             levels: vec![Level::new(100.0, "line")],
             window: None,
