@@ -26,7 +26,7 @@ use std::hint::black_box;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
-use pair::Pair;
+use pair::{Extras, Pair};
 use softroce::internals::queue::SendOp;
 use softroce::wire::num::Mtu;
 
@@ -51,19 +51,31 @@ const ROWS: &[Row] = &[
         name: "write_1m_4096",
         of: "packet",
         short: 256 * 4,
-        run: |n| stream(SendOp::Write, Mtu::B4096, n),
+        run: |n| stream(SendOp::Write, Mtu::B4096, n, Extras::default()),
+    },
+    Row {
+        name: "write_dcqcn_4096",
+        of: "packet",
+        short: 256 * 4,
+        run: |n| stream(SendOp::Write, Mtu::B4096, n, Extras { dcqcn: true, elide: false }),
+    },
+    Row {
+        name: "write_elided_4096",
+        of: "packet",
+        short: 256 * 4,
+        run: |n| stream(SendOp::Write, Mtu::B4096, n, Extras { dcqcn: false, elide: true }),
     },
     Row {
         name: "write_1m_1024",
         of: "packet",
         short: 1024 * 2,
-        run: |n| stream(SendOp::Write, Mtu::B1024, n),
+        run: |n| stream(SendOp::Write, Mtu::B1024, n, Extras::default()),
     },
     Row {
         name: "read_1m_4096",
         of: "packet",
         short: 256 * 4,
-        run: |n| stream(SendOp::Read, Mtu::B4096, n),
+        run: |n| stream(SendOp::Read, Mtu::B4096, n, Extras::default()),
     },
     Row { name: "fetch_add", of: "atomic", short: 2000, run: atomics },
     Row { name: "no_such_qp", of: "packet", short: 5000, run: strays },
@@ -94,8 +106,8 @@ fn batched(n: u32) {
 }
 
 /// Messages of 1 MiB. `n` counts packets.
-fn stream(op: SendOp, mtu: Mtu, n: u32) {
-    let mut pair = Pair::new(1, mtu);
+fn stream(op: SendOp, mtu: Mtu, n: u32, extras: Extras) {
+    let mut pair = Pair::with(1, mtu, extras);
     for _ in 0..(n as usize * mtu.bytes()) >> 20 {
         pair.post(0, op, 1 << 20, 1);
         pair.run();

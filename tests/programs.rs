@@ -94,6 +94,15 @@ fn lossy_network() {
 }
 
 #[test]
+fn custom_cc() {
+    let Some(said) = run("custom_cc") else { return };
+    for name in ["fixed", "dcqcn", "ours"] {
+        assert!(said.lines().any(|line| line.trim_start().starts_with(name)), "{said}");
+    }
+    assert_eq!(run("custom_cc").unwrap(), said, "the same every time");
+}
+
+#[test]
 fn state_machine() {
     let Some(said) = run("state_machine") else { return };
     assert_eq!(said, "Rts, and \"it is me\" came back\n");

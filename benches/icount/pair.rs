@@ -3,6 +3,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use softroce::cc::{CongestionControl, Dcqcn, DcqcnConfig};
 use softroce::internals::engine::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
 use softroce::internals::engine::{Acks, Engine, EngineConfig, LocalGid, QpFace, QpHandle, QpInit};
 use softroce::internals::mem::{Access, IovaChoice, Region, Registered, Sge};
@@ -24,6 +25,8 @@ struct Side {
 pub(crate) struct Pair {
     sides: [Side; 2],
     now: Instant,
+    /// Some leaves later.
+    paced: bool,
     buf: Vec<u8>,
     /// A packet that came, and how.
     last: Option<(RxMeta, Vec<u8>)>,
@@ -32,6 +35,11 @@ pub(crate) struct Pair {
 impl Pair {
     /// With so many queue pairs, the `k`-th of one side connected to the `k`-th of the other.
     pub(crate) fn new(qps: usize, mtu: Mtu) -> Self {
+        Self::with(qps, mtu, Extras::default())
+    }
+
+    /// The same, with something that is not there by default.
+    pub(crate) fn with(qps: usize, mtu: Mtu, extras: Extras) -> Self {
         let mut sides = [0, 1].map(|i: u8| {
             let caps = PortCaps {
                 src_port: SrcPort::Fixed(ROCE_PORT),
@@ -43,7 +51,8 @@ impl Pair {
                 rx_buffer: Some(8 << 20),
             };
             let gid = LocalGid { ip: ip(i), scope_id: 0 };
-            let mut engine = Engine::new(EngineConfig::new([i + 1; 32]), caps, vec![gid]);
+            let config = EngineConfig { elide: extras.elide, ..EngineConfig::new([i + 1; 32]) };
+            let mut engine = Engine::new(config, caps, vec![gid]);
             let pd = engine.alloc_pd().unwrap();
             let (cq, cqs) = engine.create_cq(1024).unwrap();
             let cap = QpCap { send_wr: 64, recv_wr: 64, send_sge: 1, recv_sge: 1, inline: 0 };
@@ -56,7 +65,7 @@ impl Pair {
                     srq: None,
                     cap,
                     sig_all: true,
-                    cc: None,
+                    cc: extras.dcqcn.then(dcqcn),
                 };
                 engine.create_qp(init).unwrap()
             });
@@ -78,7 +87,7 @@ impl Pair {
                 }
             }
         }
-        Self { sides, now, buf: vec![0; 1 << 16], last: None }
+        Self { sides, now, paced: extras.dcqcn, buf: vec![0; 1 << 16], last: None }
     }
 
     /// Posts `n` requests of `len` bytes with one doorbell.
@@ -111,9 +120,20 @@ impl Pair {
         rq.publish();
     }
 
-    /// Until nobody has anything to send.
+    /// Until nobody has anything to send, now or later.
     pub(crate) fn run(&mut self) {
-        while self.pass(0) | self.pass(1) {}
+        loop {
+            while self.pass(0) | self.pass(1) {}
+            if !self.paced {
+                return;
+            }
+            let next = self.sides.iter().filter_map(|side| side.engine.poll_timeout()).min();
+            let Some(next) = next else { return };
+            self.now = self.now.max(next);
+            for side in &mut self.sides {
+                while side.engine.handle_timeout(self.now, 16) {}
+            }
+        }
     }
 
     /// Sends what one side has, to the other.
@@ -159,6 +179,20 @@ impl Pair {
         let (meta, bytes) = self.last.as_ref().unwrap();
         self.sides[1].engine.handle_datagram(self.now, meta, bytes);
     }
+}
+
+/// What a pair may have besides.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extras {
+    /// DCQCN at 100 Gbit/s.
+    pub(crate) dcqcn: bool,
+    /// No payload.
+    pub(crate) elide: bool,
+}
+
+fn dcqcn() -> Box<dyn CongestionControl> {
+    let config = DcqcnConfig::preset("paper", 100_000_000_000).unwrap();
+    Box::new(Dcqcn::new(config).unwrap())
 }
 
 fn ip(i: u8) -> IpAddr {

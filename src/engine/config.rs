@@ -1,5 +1,6 @@
 //! What an engine is made with: limits, seed, and the choices where devices differ.
 
+use super::cc::Algorithm;
 use super::window::WindowConfig;
 use crate::time::Duration;
 use crate::wire::num::Pkey;
@@ -33,6 +34,8 @@ pub struct EngineConfig {
     /// After this time a further packet ahead of a gap draws another sequence NAK (the first may be lost).
     /// `None`: one NAK for each gap, as the standard has it.
     pub renak_after: Option<Duration>,
+    /// Congestion control of connected queue pairs that were given none of their own.
+    pub cc: Algorithm,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,
     /// How far ahead of its pace a packet may leave: credit for segmented sends, and all that a queue pair gets back that
@@ -69,6 +72,7 @@ impl EngineConfig {
             window: WindowConfig::default(),
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
+            cc: Algorithm::None,
             cnp: CnpConfig::default(),
             // Enough for one segmented send at high rates.
             pacing_burst: Duration::from_micros(20),

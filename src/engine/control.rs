@@ -232,6 +232,13 @@ impl Engine {
             }
             None => None,
         };
+        let cc = match init.cc {
+            None if init.kind.is_connected() => {
+                let made = self.common.config.cc.make(init.kind.is_reliable());
+                made.map_err(|e| Cause::Invalid { what: e.to_string().into() })?
+            }
+            own => own,
+        };
         let max = u64::from(self.common.config.max_qp);
         let (handle, qpn) = self.qps.reserve().ok_or(Cause::table_full("queue pairs", max))?;
         let sq = send_queue(SendCaps {
@@ -265,7 +272,7 @@ impl Engine {
             sq,
             rq,
             receives,
-            cc: init.cc,
+            cc,
         });
         let face = Arc::clone(&qp.face);
         self.qps.insert(qp);
@@ -619,6 +626,7 @@ fn apply(qp: &mut Qp, now: Instant, attr: &QpAttr) {
     }
     if let Some(mtu) = attr.path_mtu {
         qp.mtu = mtu;
+        qp.tell(now, |cc| cc.path_mtu(u32::try_from(mtu.bytes()).unwrap_or(u32::MAX)));
     }
     if let Some(dest) = attr.dest_qpn {
         qp.dest_qp = Qpn::new(dest);

@@ -245,7 +245,7 @@ impl Engine {
         for _ in 0..max {
             let Some(slot) = self.timers.expire(now) else { return false };
             if let Some(qp) = self.qps.at(slot) {
-                if qp.deadline(&self.common).is_some_and(|t| t <= now) {
+                if qp.deadline().is_some_and(|t| t <= now) {
                     qp.handle_timeout(&mut self.common);
                 }
                 self.settle();
@@ -313,7 +313,7 @@ impl Engine {
         let mut batch = Batch::new(buf, &self.common.caps, ident);
         if at_once {
             // Before anybody's requests: they may take for ever.
-            self.fill_acks(&mut batch);
+            self.fill_acks_first(&mut batch);
         }
         self.fill(&mut batch);
         if acks == Acks::Send {
@@ -376,7 +376,14 @@ impl Engine {
         }
     }
 
+    /// The same as [`fill_acks`](Self::fill_acks), where it is rarely wanted.
+    #[cold]
+    fn fill_acks_first(&mut self, batch: &mut Batch<'_>) {
+        self.fill_acks(batch);
+    }
+
     /// Adds plain ACKs, as far as they fit.
+    #[inline(always)]
     fn fill_acks(&mut self, batch: &mut Batch<'_>) {
         while let Some(&slot) = self.acks.front() {
             if let Some(qp) = self.qps.at(slot) {
@@ -438,7 +445,7 @@ impl Engine {
     /// An armed timer is moved only to fire earlier; one that fires early is armed again.
     fn schedule_timer(&mut self, slot: u32) {
         let Some(qp) = self.qps.at(slot) else { return };
-        match qp.deadline(&self.common) {
+        match qp.deadline() {
             None => {
                 qp.armed = Instant::FAR_FUTURE;
                 self.timers.cancel(slot);

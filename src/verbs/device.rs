@@ -119,6 +119,7 @@ mod soft {
     use crate::capture::Tap;
     use crate::engine::EngineConfig;
     use crate::engine::cause::Cause;
+    use crate::engine::cc::Algorithm;
     use crate::engine::config;
     use crate::engine::errno::{EBUSY, EIO};
     use crate::fork::Origin;
@@ -167,7 +168,7 @@ mod soft {
     }
 
     /// What stands behind a name.
-    #[derive(Clone, Debug, PartialEq, Eq)]
+    #[derive(Clone, Debug, PartialEq)]
     struct Options {
         gso: GsoPolicy,
         /// Receive buffer to ask for, in bytes.
@@ -177,6 +178,8 @@ mod soft {
         pkeys: Vec<Pkey>,
         /// FLUSHes are sealed as rdma_rxe does it.
         rxe_flush: bool,
+        /// Congestion control of queue pairs that have none of their own.
+        cc: Algorithm,
         /// The device has frames, and no socket of the kernel's network.
         ether: Option<Ether>,
     }
@@ -236,10 +239,12 @@ mod soft {
             pcap: None,
             pkeys: Vec::new(),
             rxe_flush: false,
+            cc: Algorithm::None,
             ether: Ether::new(&base)?,
         };
         for option in parts {
-            let common = ["pcap=", "pkeys=", "quirk="].iter().any(|name| option.starts_with(name));
+            let common =
+                ["pcap=", "pkeys=", "quirk=", "cc="].iter().any(|name| option.starts_with(name));
             if let Some(ether) = options.ether.as_mut().filter(|_| !common) {
                 ether.take(&option)?;
                 continue;
@@ -251,6 +256,7 @@ mod soft {
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
                 ("quirk=rxe-flush", _) => options.rxe_flush = true,
                 _ if option.starts_with("pkeys=") => options.pkeys = partitions(&option)?,
+                _ if option.starts_with("cc=") => options.cc = algorithm(&option, &base)?,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
                 // The kernel takes no more than an int.
                 _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => {
@@ -258,7 +264,7 @@ mod soft {
                 }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, quirk=rxe-flush or pcap=FILE"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, quirk=rxe-flush or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -268,6 +274,30 @@ mod soft {
             }
         }
         Ok((base, options))
+    }
+
+    /// `cc=dcqcn:paper:25g`.
+    fn algorithm(option: &str, base: &str) -> Result<Algorithm> {
+        let name = option.strip_prefix("cc=").unwrap_or_default();
+        Algorithm::parse(name, speed(base).unwrap_or(SPEED)).map_err(|e| {
+            let what = format!("device option {option:?}: {e}");
+            Error::verb("ibv_open_device", Cause::Invalid { what: what.into() })
+        })
+    }
+
+    /// Speed that an interface is taken to have of which none is known, in bits per second.
+    const SPEED: u64 = 100_000_000_000;
+
+    /// Speed of the interface that a device stands for, where the system says.
+    fn speed(base: &str) -> Option<u64> {
+        let name = base.strip_prefix("raw=").unwrap_or(base);
+        // Not a way to any other file.
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '=']) {
+            return None;
+        }
+        let text = std::fs::read_to_string(format!("/sys/class/net/{name}/speed")).ok()?;
+        // -1 where there is none.
+        text.trim().parse::<u64>().ok()?.checked_mul(1_000_000).filter(|&speed| speed > 0)
     }
 
     /// `pkeys=8001:7ffe`.
@@ -349,6 +379,7 @@ mod soft {
         let configure = |config: &mut EngineConfig| {
             config.pkeys.extend(options.pkeys);
             config.rxe_flush = options.rxe_flush;
+            config.cc = options.cc;
         };
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
         if is_station {
@@ -474,6 +505,17 @@ mod soft {
             assert_eq!((flush("lo"), flush("lo,quirk=rxe-flush")), (Ok(false), Ok(true)));
             let cable = "frames=/a,peer=/b,ip=10.0.0.1/8,quirk=rxe-flush";
             assert_eq!(flush(cable), Ok(true));
+            let cc = |spec: &str| parse(spec).map(|(_, o)| o.cc).map_err(|e| e.to_string());
+            let known =
+                |name: &str, rate: u64| Algorithm::parse(name, rate * 1_000_000_000).unwrap();
+            assert_eq!(cc("lo"), Ok(Algorithm::None));
+            assert_eq!(cc("lo,cc=none"), Ok(Algorithm::None));
+            assert_eq!(cc("udp=::1,cc=swift"), Ok(known("swift", 100)));
+            assert_eq!(cc("lo,cc=dcqcn:nvidia-fw:25g"), Ok(known("dcqcn:nvidia-fw", 25)));
+            assert_eq!(cc("frames=/a,cc=timely:10g"), Ok(known("timely", 10)));
+            let e = cc("lo,cc=cubic").unwrap_err();
+            assert!(e.contains("cubic") && e.contains("none, dcqcn, dcqcn:PRESET, swift"), "{e}");
+            assert!(cc("lo,cc=dcqcn:new").unwrap_err().contains("paper, strawman"));
             let many = format!("lo,pkeys=1{}", ":1".repeat(127));
             for bad in [
                 "lo,pkeys=",
@@ -492,7 +534,7 @@ mod soft {
                 let e = parsed(bad).unwrap_err();
                 assert!(
                     e.contains(
-                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, quirk=rxe-flush or pcap=FILE"
+                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, quirk=rxe-flush or pcap=FILE"
                     ),
                     "{e}"
                 );

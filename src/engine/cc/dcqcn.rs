@@ -288,6 +288,13 @@ impl CongestionControl for Dcqcn {
         true
     }
 
+    fn reset(&mut self, _now: Instant) {
+        // It was checked when it was made.
+        if let Ok(fresh) = Self::new(self.config.clone()) {
+            *self = fresh;
+        }
+    }
+
     fn state(&self, now: Instant) -> State {
         State {
             algorithm: "dcqcn",

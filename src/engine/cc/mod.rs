@@ -3,13 +3,19 @@
 //! The engine tells an algorithm what happened ([`CongestionControl`]) and asks it for a rate and a
 //! window; pacing itself is the engine's (`qp/pace.rs`). [`Fixed`] is the algorithm of a queue pair that nobody slows.
 
+mod algorithm;
 mod dcqcn;
 mod fixed;
 mod params;
+mod swift;
+mod timely;
 
+pub use algorithm::Algorithm;
 pub use dcqcn::Dcqcn;
 pub use fixed::Fixed;
 pub use params::{AlphaClock, Clamp, DcqcnConfig, ParamError, Stages};
+pub use swift::{Swift, SwiftConfig};
+pub use timely::{Timely, TimelyConfig};
 
 use std::fmt;
 
@@ -102,6 +108,16 @@ pub trait CongestionControl: fmt::Debug + Send {
     /// queue pair is made.
     fn wants_ecn(&self) -> bool {
         false
+    }
+    /// The path MTU is known, in bytes of payload: that of a full packet. Before the first packet.
+    fn path_mtu(&mut self, bytes: u32) {
+        let _ = bytes;
+    }
+    /// The queue pair goes to RESET: what is sent after that has nothing to do with what was before, and may go to another
+    /// peer. Unless an algorithm does something here, it goes on as if there had been a silence: right for one that keeps
+    /// no state, and for one that adds up what several queue pairs do.
+    fn reset(&mut self, now: Instant) {
+        let _ = now;
     }
     /// What it has come to.
     fn state(&self, now: Instant) -> State {

@@ -99,6 +99,12 @@ pub struct DcqcnConfig {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParamError {
+    /// There is no such algorithm.
+    #[error("there is no congestion control `{name}`; there is {}", super::Algorithm::NAMES)]
+    Algorithm {
+        /// What was asked for.
+        name: String,
+    },
     /// There is no such preset.
     #[error("there is no preset `{name}` of DCQCN; there are: {}", DcqcnConfig::PRESETS.join(", "))]
     Preset {

@@ -92,6 +92,8 @@ impl Qp {
         self.forget_receives();
         let head = self.sq.head();
         self.req.limit = 0;
+        let now = c.now;
+        self.tell(now, |cc| cc.reset(now));
         self.req.start(self.req.una_psn, head);
         *self.set = Settings::default();
         self.pkey = Pkey::DEFAULT;

@@ -361,9 +361,9 @@ impl Qp {
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
-    pub(crate) fn deadline(&self, c: &Common) -> Option<Instant> {
+    pub(crate) fn deadline(&self) -> Option<Instant> {
         let is_sender = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if is_sender { self.req.deadline(c.config.pacing_burst) } else { None }
+        if is_sender { self.req.deadline() } else { None }
     }
 
     /// A header towards the peer.

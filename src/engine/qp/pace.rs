@@ -7,14 +7,15 @@
 //! So queue pairs whose rates add up to that of the link fill the link. The time of a packet begins when the packet
 //! begins to leave; what nobody used while the queue pair was silent, late or blocked is lost, but for the burst
 //! ([`EngineConfig::pacing_burst`](crate::engine::EngineConfig::pacing_burst)): so far ahead of its time a packet may
-//! leave. When the rate changes, what is still to be paid is paid at the new rate: else a cut would be felt one packet
+//! leave. A queue pair that has used its burst up waits until half of it is there again, so that packets leave in groups,
+//! and none later than at its own moment. When the rate changes, what is still to be paid is paid at the new rate: else a cut would be felt one packet
 //! late, and a rise from a very low rate only after the long gap before it.
 
 use super::Qp;
 use super::requester::Controller;
 use crate::engine::cc::CongestionControl;
 use crate::engine::common::Common;
-use crate::time::{Duration, Instant};
+use crate::time::{Duration, Instant, nanos};
 
 /// What an Ethernet adds to an IP packet: header and check sequence; the shortest frame; preamble, start of frame and
 /// gap (IEEE 802.3, clauses 3 and 4).
@@ -36,22 +37,40 @@ pub(super) struct Pace {
     rest: u64,
     /// Bits per second; 0: there is no pace.
     rate: u64,
-    /// A packet waits, or has waited.
-    ahead: bool,
+    /// The burst is used up, and a packet waits until half of it is there again: then. Else never.
+    resume: Instant,
 }
 
 impl Pace {
     /// Nothing was sent so far.
     pub(super) fn new(rate: Option<u64>) -> Self {
-        Self { next: Instant::ZERO, rest: 0, rate: number(rate), ahead: false }
+        Self { next: Instant::ZERO, rest: 0, rate: number(rate), resume: Instant::FAR_FUTURE }
+    }
+
+    /// Whether there is none.
+    fn is_none(&self) -> bool {
+        self.rate == 0
     }
 
     /// Whether the next packet must wait.
-    pub(super) fn holds(&self, now: Instant, burst: Duration) -> bool {
-        self.rate > 0 && self.next > now + burst
+    #[inline]
+    pub(super) fn holds(&mut self, now: Instant, burst: Duration) -> bool {
+        self.rate > 0 && self.is_ahead(now, burst)
+    }
+
+    fn is_ahead(&mut self, now: Instant, burst: Duration) -> bool {
+        self.look(now);
+        self.resume != Instant::FAR_FUTURE || self.next > now + burst
+    }
+
+    /// Whether the next packet must wait that follows one which has just left, if the burst ends at `horizon`.
+    #[inline]
+    pub(super) fn is_beyond(&self, horizon: Instant) -> bool {
+        self.rate > 0 && self.next > horizon
     }
 
     /// A packet of `wire` bytes begins to leave.
+    #[inline]
     fn charge(&mut self, now: Instant, wire: u32) {
         if self.rate == 0 {
             return;
@@ -70,10 +89,12 @@ impl Pace {
         if rate == self.rate {
             return;
         }
-        let left = self.next.saturating_since(now).as_nanos();
+        let before = self.next;
+        let left = before.saturating_since(now).as_nanos();
         let due = left * u128::from(self.rate) + u128::from(self.rest);
         self.next = self.next.min(now);
         self.rest = 0;
+        let half = before.saturating_since(self.resume);
         if rate > 0 {
             let ns = u64::try_from(due / u128::from(rate)).unwrap_or(u64::MAX);
             self.next = Instant::from_nanos(self.next.as_nanos().saturating_add(ns));
@@ -81,21 +102,30 @@ impl Pace {
             self.rest = u64::try_from(due % u128::from(rate)).unwrap_or(0);
         }
         self.rate = rate;
+        if self.resume != Instant::FAR_FUTURE {
+            self.resume = self.next.earlier(half);
+        }
     }
 
     /// A packet waits for it, if it `holds` one.
-    pub(super) fn hold(&mut self, holds: bool) {
-        self.ahead |= holds;
+    pub(super) fn hold(&mut self, holds: bool, burst: Duration) {
+        if holds {
+            self.resume = self.next.earlier(Duration::from_nanos(nanos(burst) / 2));
+        }
     }
 
-    /// When a packet that waits may leave.
-    pub(super) fn deadline(&self, burst: Duration) -> Option<Instant> {
-        self.ahead.then(|| self.next.earlier(burst))
+    /// When a packet that waits may leave; if none does, never.
+    #[inline]
+    pub(super) fn deadline(&self) -> Instant {
+        self.resume
     }
 
     /// Time has passed.
-    pub(super) fn look(&mut self, now: Instant, burst: Duration) {
-        self.ahead &= self.next > now + burst;
+    #[inline]
+    pub(super) fn look(&mut self, now: Instant) {
+        if self.resume <= now {
+            self.resume = Instant::FAR_FUTURE;
+        }
     }
 }
 
@@ -108,20 +138,51 @@ impl Qp {
     /// Whether the pace holds the next packet back; if so, it comes back when the pace lets it.
     pub(super) fn is_paced(&mut self, c: &Common) -> bool {
         let paced = self.req.pace.holds(c.now, c.config.pacing_burst);
-        self.req.pace.hold(paced);
+        self.req.pace.hold(paced, c.config.pacing_burst);
         paced
     }
 
     /// A packet leaves, of so many bytes with its IP header: congestion control is told of its frame, the pace of what
     /// it takes on the wire.
+    #[inline]
     pub(super) fn pace(&mut self, c: &Common, ip_packet: usize) {
+        if self.is_steered() {
+            self.pace_steered(c, ip_packet);
+        }
+    }
+
+    #[inline(never)]
+    fn pace_steered(&mut self, c: &Common, ip_packet: usize) {
+        self.charge(c, ip_packet);
+    }
+
+    /// The same, where there is somebody to be told.
+    #[inline(always)]
+    pub(super) fn charge(&mut self, c: &Common, ip_packet: usize) {
         let frame = frame_len(ip_packet);
-        self.tell(c.now, |cc| cc.on_send(c.now, frame));
+        let r = &mut self.req;
+        if let Controller::Custom(custom) = &mut r.cc {
+            custom.algorithm.on_send(c.now, frame);
+            // It seldom is another than before.
+            if r.limit > 0 || number(custom.algorithm.pacing_rate()) != r.pace.rate {
+                self.follow(c.now);
+            }
+        }
         self.req.pace.charge(c.now, frame.saturating_add(BETWEEN));
     }
 
+    /// Whether there is an algorithm to be told of each packet, or a pace.
+    #[inline]
+    pub(super) fn is_steered(&self) -> bool {
+        !self.req.pace.is_none() || matches!(self.req.cc, Controller::Custom(_))
+    }
+
     /// Tells congestion control something, and goes on at the rate that it has then.
-    pub(super) fn tell(&mut self, now: Instant, what: impl FnOnce(&mut dyn CongestionControl)) {
+    pub(in crate::engine) fn tell(
+        &mut self,
+        now: Instant,
+        what: impl FnOnce(&mut dyn CongestionControl),
+    ) {
         if let Controller::Custom(custom) = &mut self.req.cc {
             what(custom.algorithm.as_mut());
             self.follow(now);
@@ -184,12 +245,17 @@ mod tests {
                 n += 1;
             }
             assert_eq!(n, burst / 1000 + 1);
-            pace.ahead = true;
-            assert_eq!(pace.deadline(length), Some(at(501_000)));
-            pace.look(at(500_999), length);
-            assert!(pace.ahead);
-            pace.look(at(501_000), length);
-            assert!(!pace.ahead && !pace.holds(at(501_000), length));
+            // It goes on with half of the burst.
+            pace.hold(true, length);
+            let on = 501_000 + burst / 2;
+            assert_eq!(pace.deadline(), at(on));
+            assert!(pace.holds(at(on - 1), length) && !pace.holds(at(on), length));
+            let mut n = 0;
+            while !pace.holds(at(on), length) {
+                pace.charge(at(on), 1000);
+                n += 1;
+            }
+            assert_eq!(n, burst / 2 / 1000 + 1);
         }
     }
 
@@ -198,8 +264,11 @@ mod tests {
         let mut pace = Pace::new(Some(8 * G));
         pace.charge(at(1000), 4000);
         assert_eq!(pace.next, at(5000));
+        pace.hold(true, Duration::from_nanos(1000));
+        assert_eq!(pace.deadline(), at(4500));
         pace.set_rate(at(2000), Some(4 * G));
         assert_eq!(pace.next, at(8000), "three of the four microseconds now take six");
+        assert_eq!(pace.deadline(), at(7500), "and half of the burst is what it was");
         pace.set_rate(at(5000), Some(24 * G));
         assert_eq!(pace.next, at(5500));
         pace.set_rate(at(5100), None);

@@ -211,7 +211,7 @@ impl Qp {
             let asked = self.req.asked.distance_from(self.req.una_psn) > 0;
             if which == TO_PEER && in_flight > 0 && !asked {
                 plan.ack_req = true;
-                self.req.pace.hold(paced);
+                self.req.pace.hold(paced, c.config.pacing_burst);
                 return !paced;
             }
             if (short || behind) && !self.req.in_line[which] {
@@ -223,7 +223,7 @@ impl Qp {
             self.req.no_room = short.then_some(which);
             return false;
         }
-        self.req.pace.hold(paced);
+        self.req.pace.hold(paced, c.config.pacing_burst);
         !paced
     }
 
@@ -268,9 +268,14 @@ impl Qp {
         size: usize,
     ) -> Result<(), AccessError> {
         let most = self.middles(c, plan).min(batch.more(size));
+        let is_steered = self.is_steered();
+        let horizon = c.now + c.config.pacing_burst;
         let (mut plan, mut sent) = (Plan { ack_req: false, ..*plan }, 0);
         let mut built = Ok(());
         while sent < most {
+            if self.req.pace.is_beyond(horizon) {
+                break;
+            }
             plan.psn = plan.psn.offset(1);
             plan.offset += plan.payload;
             built = self.build(c, batch, &plan, size);
@@ -279,6 +284,9 @@ impl Qp {
             }
             c.observe(|| plan.gathered(self.qpn));
             sent += 1;
+            if is_steered {
+                self.charge(c, size + self.path.header_len());
+            }
         }
         let (r, charge) = (&mut self.req, u64::from(sent) * plan.charge);
         self.budget[REQUESTS] -= sent;
@@ -297,9 +305,10 @@ impl Qp {
     /// How many packets like `plan`, which has just left, would follow it without another thought.
     fn middles(&self, c: &Common, plan: &Plan) -> u32 {
         let r = &self.req;
-        let (Some((to_peer, _)), Controller::Fixed(_), 0) = (self.windows, &r.cc, r.limit) else {
+        let Some((to_peer, _)) = self.windows else { return 0 };
+        if r.cc.peek().cwnd().is_some() {
             return 0;
-        };
+        }
         let again = r.top_psn != plan.psn.offset(1);
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
         if again || behind {

@@ -23,7 +23,7 @@ use crate::engine::trace::{NicEvent, WqeBrief};
 use crate::mem::Bind;
 use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
-use crate::time::{Duration, Instant};
+use crate::time::Instant;
 use crate::wire::num::Psn;
 use crate::wire::opcode::Position;
 use crate::wire::packet::PacketBuilder;
@@ -243,15 +243,15 @@ impl Requester {
         }
     }
 
-    pub(super) fn deadline(&self, burst: Duration) -> Option<Instant> {
+    pub(super) fn deadline(&self) -> Option<Instant> {
         let cc = match &self.cc {
             Controller::Fixed(_) => None,
             custom @ Controller::Custom(_) => custom.peek().next_timer(),
         };
-        let paced = self.pace.deadline(burst);
+        let paced = self.pace.deadline();
         let or_never = |t: Option<Instant>| t.unwrap_or(Instant::FAR_FUTURE);
         let next = or_never(self.ack_deadline).min(or_never(self.rnr_until));
-        let next = next.min(or_never(cc)).min(or_never(paced));
+        let next = next.min(or_never(cc)).min(paced);
         (next != Instant::FAR_FUTURE).then_some(next)
     }
 }

@@ -186,7 +186,7 @@ impl Qp {
             self.req.rnr_until = None;
             c.observe(|| NicEvent::WaitOver { qpn: self.qpn.raw() });
         }
-        self.req.pace.look(now, c.config.pacing_burst);
+        self.req.pace.look(now);
         if self.req.cc.peek().next_timer().is_some_and(|t| t <= now) {
             self.tell(now, |cc| cc.on_timer(now));
         }

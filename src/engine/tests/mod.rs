@@ -11,5 +11,6 @@ mod random;
 mod rc;
 mod sharing;
 mod sizes;
+mod steering;
 pub(crate) mod trace;
 mod unreliable;
