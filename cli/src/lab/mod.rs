@@ -24,7 +24,9 @@ mod e11;
 mod e2;
 mod e5;
 mod e6;
+mod e7;
 mod e8;
+mod e9;
 mod fluid;
 mod html;
 mod net;
@@ -34,6 +36,7 @@ mod sizes;
 mod svg;
 mod theory;
 mod traffic;
+mod watch;
 mod worst;
 
 use report::{Note, Report};
@@ -200,7 +203,8 @@ impl From<softroce::verbs::Error> for Failure {
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
-const ALL: &[&dyn Experiment] = &[&e2::E2, &e5::E5, &e6::E6, &e8::E8, &e10::E10, &e11::E11];
+const ALL: &[&dyn Experiment] =
+    &[&e2::E2, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e9::E9, &e10::E10, &e11::E11];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {
