@@ -228,8 +228,14 @@ fn crowded(
     bars: &mut Vec<Bar>,
 ) -> Result<()> {
     let window = setup.pick((2, 5), (5, 20));
-    let case =
-        Case { path: Path::MTU_1024, xoff: Some(400_000), crowded: true, own: false, even: false, window };
+    let case = Case {
+        path: Path::MTU_1024,
+        xoff: Some(400_000),
+        crowded: true,
+        own: false,
+        even: false,
+        window,
+    };
     let (same, first, _) = all_seeds(&case, "crowded host", setup, progress)?;
     let name = "crowded host, 400 KB, same priority";
     report
@@ -294,7 +300,8 @@ fn slowed(
     same.bars("slow host, same priority", 2, bars);
     if !setup.short {
         let case = Case { even: false, ..case };
-        let (pair, _, _) = all_seeds(&case, "slow host, senders at the full line", setup, progress)?;
+        let (pair, _, _) =
+            all_seeds(&case, "slow host, senders at the full line", setup, progress)?;
         let row = pair.ratio.near("slow host, senders at the full line: B/A", "", 1.049, 0.016);
         report.rows.push(row.from(Source::Oracle));
     }
