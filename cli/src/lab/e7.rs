@@ -424,3 +424,13 @@ fn over_time(id: &str, title: &str, timeline: &Timeline, scale: Scale) -> Plot {
         }),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn short_passes_and_repeats() {
+        super::super::watch::tests::short_passes_and_repeats(&E7);
+    }
+}

@@ -21,6 +21,7 @@ use crate::output::{BAD_INPUT, complain, print};
 mod drawing;
 mod e10;
 mod e11;
+mod e12;
 mod e2;
 mod e5;
 mod e6;
@@ -204,7 +205,7 @@ pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
 const ALL: &[&dyn Experiment] =
-    &[&e2::E2, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e9::E9, &e10::E10, &e11::E11];
+    &[&e2::E2, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e9::E9, &e10::E10, &e11::E11, &e12::E12];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {

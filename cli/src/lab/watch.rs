@@ -65,3 +65,52 @@ impl PortMark {
         Ok((paused(&now) - paused(&self.seen)) as f64 * 100.0 / ns)
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use super::*;
+    use crate::lab::net::host;
+    use crate::lab::traffic::until;
+    use crate::lab::worst::millis;
+    use crate::lab::{Experiment, Progress, Setup, html};
+    use softroce::sim::Topology;
+
+    /// The short variant of an experiment passes, and comes to the same bytes again.
+    pub(crate) fn short_passes_and_repeats(experiment: &dyn Experiment) {
+        let run = || {
+            let setup = Setup { seed: 1, short: true };
+            experiment.run(&setup, &mut Progress::new("test")).unwrap()
+        };
+        let (first, second) = (run(), run());
+        assert!(first.ok(), "{:#?}", first.rows.iter().filter(|r| !r.ok).collect::<Vec<_>>());
+        assert_eq!(first.json().unwrap(), second.json().unwrap());
+        assert_eq!(html::page(&first, true), html::page(&second, true));
+        assert!(first.drawing.is_some() && !first.plots.is_empty() && !first.lesson.is_empty());
+    }
+
+    #[test]
+    fn ports_are_watched() {
+        let path = Path::MTU_1024;
+        let mut t = Topology::new();
+        t.switch("S", path.pausing(100_000)).host("A", "S", host()).host("R", "S", host());
+        let net = Net::build(&t, 1).unwrap();
+        let spec = crate::lab::traffic::Spec::new(path.mtu, Duration::ZERO);
+        let _flow = net.flow("A", "R", &spec.traffic_class(crate::lab::net::DATA_CLASS)).unwrap();
+        until(net.sim(), millis(1));
+        net.net.set_receiver("R", Some(slow(path, 10_000_000_000))).unwrap();
+        let here = PortMark::new(&net, "R", "S").unwrap();
+        let there = PortMark::new(&net, "S", "R").unwrap();
+        assert!(first_pause(&net, "R", "S", Duration::ZERO).unwrap().is_nan(), "none yet");
+        until(net.sim(), millis(6));
+        // 100 kB fill at three quarters of 40 Gbit/s, and a packet or two.
+        let first = first_pause(&net, "R", "S", millis(1)).unwrap();
+        assert!((26.0..29.0).contains(&first), "{first}");
+        assert!(first_pause(&net, "R", "S", millis(2)).unwrap().is_nan(), "it was before that");
+        // A quarter of the line, and what the buffer took.
+        let arrived = here.arrived(&net, path, 3).unwrap();
+        assert!((arrived - path.full() / 4.0 - 0.15).abs() < 0.05, "{arrived}");
+        let paused = there.paused(&net).unwrap();
+        assert!((72.0..77.0).contains(&paused), "{paused}");
+        assert!(here.paused(&net).unwrap().abs() < 1e-9);
+    }
+}
