@@ -23,6 +23,7 @@ mod drawing;
 mod e1;
 mod e10;
 mod e11;
+mod e12;
 mod e2;
 mod e3;
 mod e4;
@@ -30,6 +31,7 @@ mod e5;
 mod e6;
 mod e7;
 mod e8;
+mod e9;
 mod fluid;
 mod html;
 mod net;
@@ -40,6 +42,7 @@ mod star;
 mod svg;
 mod theory;
 mod traffic;
+mod watch;
 mod worst;
 
 use report::{Note, Report};
@@ -208,8 +211,20 @@ impl From<softroce::verbs::Error> for Failure {
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
-const ALL: &[&dyn Experiment] =
-    &[&e1::E1, &e2::E2, &e3::E3, &e4::E4, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e10::E10, &e11::E11];
+const ALL: &[&dyn Experiment] = &[
+    &e1::E1,
+    &e2::E2,
+    &e3::E3,
+    &e4::E4,
+    &e5::E5,
+    &e6::E6,
+    &e7::E7,
+    &e8::E8,
+    &e9::E9,
+    &e10::E10,
+    &e11::E11,
+    &e12::E12,
+];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {

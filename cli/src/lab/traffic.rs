@@ -42,6 +42,14 @@ impl Station {
         Ok(Self { ctx: ctx.clone(), pd, memory })
     }
 
+    pub(crate) fn pd(&self) -> &ProtectionDomain {
+        &self.pd
+    }
+
+    pub(crate) fn memory(&self) -> &Arc<MemoryRegion> {
+        &self.memory
+    }
+
     /// One of its counters.
     pub(crate) fn counter(&self, name: &str) -> Result<u64> {
         let all = self.ctx.counters(1)?;
