@@ -32,10 +32,6 @@ const STALL: u64 = 1;
 const SWITCHES: [&str; 4] = ["W0", "W1", "W2", "W3"];
 const XOFF: usize = 100_000;
 
-/// Why the first pause comes sooner or later.
-const BURSTS: &str = "A and B come in bursts, as W0 pauses them in turn, so the first 40 us have more of one or the other; the \
-                      oracle has them packet by packet";
-
 /// What one run came to.
 #[derive(Debug)]
 struct Outcome {
@@ -157,10 +153,8 @@ fn stalled(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()
         }
     }
     let from = |row: Row| row.from(Source::Oracle);
-    report
-        .rows
-        .push(from(r.near("stall: first pause of the receiver", "us", 40.9, 0.5)).why(BURSTS));
-    report.rows.push(from(w3.near("stall: first pause of W3", "us", 82.6, 1.0)).why(BURSTS));
+    report.rows.push(from(r.near("stall: first pause of the receiver", "us", 40.9, 0.5)));
+    report.rows.push(from(w3.near("stall: first pause of W3", "us", 82.6, 1.0)));
     report.rows.push(hop.near("stall: per hop, W3 to W1", "us", 21.56, 0.25));
     if !setup.short {
         let metric = "stall: bystander over 10 ms";
@@ -222,7 +216,7 @@ fn guarded(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()
         }
     }
     let row = fires.near("watchdog of 2 ms: fires after the stall", "ms", 2.042, 0.002);
-    report.rows.push(row.from(Source::Oracle).why(BURSTS));
+    report.rows.push(row.from(Source::Oracle));
     let row =
         flushed.near("watchdog of 2 ms: packets that it throws away at once", "packets", 97.0, 3.0);
     report.rows.push(row.from(Source::Oracle));
