@@ -95,6 +95,8 @@ pub(super) struct Requester {
     pub(super) rnr_left: u8,
     /// A retry was started and nothing was acknowledged since: its further NAKs are old news.
     pub(super) retrying: bool,
+    /// When the last retry began.
+    pub(super) went_back: Instant,
     /// The stream of READ responses at `una_psn` may start in its middle: we asked for a remainder.
     pub(super) resumed: bool,
     /// A READ response that opens a stream has arrived, and not its last.
@@ -149,6 +151,7 @@ impl Requester {
             retries_left: 0,
             rnr_left: 0,
             retrying: false,
+            went_back: Instant::ZERO,
             resumed: false,
             in_stream: false,
             ack_deadline: None,

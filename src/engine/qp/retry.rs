@@ -14,12 +14,22 @@ use crate::queue::{SendOp, SendWqe};
 use crate::time::Duration;
 use crate::wire::aeth;
 
+/// A sequence NAK that comes so long after a retry began is not a copy of the one that began it: the responder has
+/// seen packets behind the gap again. Ours says so after a millisecond ([`renak_after`]); Linux and the standard never.
+///
+/// [`renak_after`]: crate::engine::EngineConfig::renak_after
+const ASKED_AGAIN: Duration = Duration::from_micros(500);
+
 impl Qp {
     /// Starts a retry at the oldest unacknowledged packet. `false`: one is under way, of which this loss
     /// is part. The queue pair fails when there were too many.
     pub(super) fn retry(&mut self, c: &mut Common, loss: Loss) -> bool {
-        // One loss shows in many packets; only a timeout says that the retry itself was lost.
-        if self.req.rnr_until.is_some() || self.req.retrying && loss != Loss::Timeout {
+        // One loss shows in many packets; only a timeout says that the retry itself was lost, or a responder that
+        // asks again when the first answer should long be there.
+        let asked_again =
+            loss == Loss::SequenceNak && c.now.saturating_since(self.req.went_back) >= ASKED_AGAIN;
+        let part_of_it = self.req.retrying && loss != Loss::Timeout && !asked_again;
+        if self.req.rnr_until.is_some() || part_of_it {
             return false;
         }
         c.count(match loss {
@@ -35,6 +45,7 @@ impl Qp {
         c.observe(|| NicEvent::WentBack { qpn: self.qpn.raw(), loss, psn: self.req.una_psn.raw() });
         self.req.retries_left -= 1;
         self.req.retrying = true;
+        self.req.went_back = c.now;
         c.count(Counter::CompleterRetryErr);
         self.tell(c.now, |cc| cc.on_loss(c.now, loss));
         if let Some((to_peer, to_us)) = self.windows {

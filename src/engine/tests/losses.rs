@@ -161,3 +161,28 @@ fn a_flush_for_rdma_rxe_has_the_icrc_of_rdma_rxe() {
         p.assert_quiet();
     }
 }
+
+/// With no timeout to wait for: the responder asks again after a millisecond, and is heard.
+#[test]
+fn a_repeat_that_is_lost_too_is_asked_for_again() {
+    let mut p = Pair::new(&Setup { timeout: 0, ..Setup::default() });
+    let data = p.fill(0, 0, 5000, 9);
+    let (mut psn, mut lost) = (None, 0);
+    p.rule(move |f| {
+        if f.name == "RC_WRITE_MIDDLE" && f.psn == *psn.get_or_insert(f.psn) && lost < 2 {
+            lost += 1;
+            return Fate::Drop;
+        }
+        Fate::Pass
+    });
+    p.post(0, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 5000)]);
+    p.run_for(Duration::from_millis(2));
+    assert_eq!((p.results(0), p.counter(0, C::RcvdSeqErr)), (vec![], 1));
+    // Whatever comes behind the gap shows the responder that it is still there.
+    p.post(0, p.wqe(0, SendOp::Write, 2, 0), &[p.sge(0, 0, 0)]);
+    p.run();
+    assert_eq!(p.results(0), [(1, Success), (2, Success)]);
+    assert_eq!((p.counter(0, C::RcvdSeqErr), p.counter(0, C::LocalAckTimeoutErr)), (2, 0));
+    assert_eq!(p.bytes(1, 0, 5000), data);
+    p.assert_quiet();
+}
