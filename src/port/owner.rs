@@ -84,7 +84,7 @@ fn process_of(inode: u64) -> Option<(u32, String)> {
 /// The kernel hands them out a page at a time and finds its place again by counting sockets, so a line is left
 /// out when another socket was closed between two pages. In a process that opens and closes sockets all the
 /// time that was one reading in eight, and most of them on a machine so busy that the reader is stopped between
-/// two pages. A reading takes some ten microseconds, and this is on the way to an error.
+/// two pages. A reading takes about 0.1 ms, and this is on the way to an error.
 const READINGS: usize = 500;
 
 /// Looks for the owner of `ip`:`port`.

@@ -50,6 +50,7 @@ fn a_link_and_addresses_that_come_and_go() {
     ip("address add 10.98.0.1/24 dev h0");
     ip("link set h1 up");
     ip("link set h0 up");
+    until_running("h0");
     // With one socket and with two.
     for two in [false, true] {
         if two {

@@ -171,6 +171,20 @@ impl Side {
         self.ctx.counters(1).unwrap()[name]
     }
 
+    /// Waits until its device has counted something. A peer that gives up tells nothing of when: on a busy machine
+    /// what it sent may still wait in a socket.
+    #[track_caller]
+    pub(crate) fn until_counted(&self, name: &str) {
+        let idle = self.ctx.create_cq(1).unwrap();
+        for _ in 0..60_000 {
+            if self.counter(name) > 0 {
+                return;
+            }
+            assert_eq!(idle.wait(Duration::from_millis(1)), Err(Error::Timeout));
+        }
+        panic!("never counted: {name}");
+    }
+
     /// The next asynchronous event.
     #[track_caller]
     pub(crate) fn event(&self) -> Event {

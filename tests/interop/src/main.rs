@@ -121,7 +121,7 @@ impl Runner<'_> {
             if !self.options.wanted(&format!("{} {} {name}", self.kernel, self.port)) {
                 continue;
             }
-            self.within_limit()?;
+            self.may_go_on()?;
             let began = Instant::now();
             self.seed += 1;
             let result = scenario::run((us, kernel), self.relay, cell, self.seed, self.old);
@@ -148,7 +148,7 @@ impl Runner<'_> {
             if !self.options.wanted(&format!("{} {} {name}", self.kernel, self.port)) {
                 continue;
             }
-            self.within_limit()?;
+            self.may_go_on()?;
             let began = Instant::now();
             let failure = errors::run(us, kernel, self.relay, case, by).err();
             self.note(&name, began, 1, failure);
@@ -203,13 +203,16 @@ impl Runner<'_> {
         failed && kernel.guest.ask("hello").is_err()
     }
 
-    fn within_limit(&self) -> Res<()> {
-        if self.began.elapsed() < self.options.limit {
-            let failed = self.report.lines.last().is_some_and(|line| line.failure.is_some());
-            let stop = self.options.first && failed;
-            return if stop { Err("stopped after the first failure".into()) } else { Ok(()) };
+    /// Whether another cell may be run: there is time, and no failure that ends it all.
+    fn may_go_on(&self) -> Res<()> {
+        if self.began.elapsed() >= self.options.limit {
+            return Err(format!("not finished after {} s", self.options.limit.as_secs()));
         }
-        Err(format!("not finished after {} s", self.options.limit.as_secs()))
+        let failed = self.report.lines.last().is_some_and(|line| line.failure.is_some());
+        if self.options.first && failed {
+            return Err("stopped after the first failure".into());
+        }
+        Ok(())
     }
 
     fn note(&mut self, name: &str, began: Instant, messages: usize, failure: Option<String>) {
