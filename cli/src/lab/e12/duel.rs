@@ -219,7 +219,7 @@ fn size(part: f64) -> usize {
     let kilobytes = steps.filter_map(within).next().unwrap_or(20_000.0);
     #[expect(clippy::cast_possible_truncation, reason = "at most 20 MB")]
     #[expect(clippy::cast_sign_loss, reason = "sizes are positive")]
-    let bytes = (kilobytes * 1e3) as usize;
+    let bytes = (kilobytes * 1e3).round() as usize;
     bytes.max(1)
 }
 
