@@ -1,7 +1,6 @@
 //! Networks with switches as a program sees them: built by name, with buffers that fill, marks and pauses.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
-#![expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
 
 use std::sync::Arc;
 

@@ -1,7 +1,5 @@
 //! Pages of `softroce lab` in a browser: no error on the console, every plot there, values under the pointer.
 
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
-
 #[path = "lab/dir.rs"]
 mod dir;
 #[path = "../../tests/common/process.rs"]
@@ -56,7 +54,7 @@ fn pages(dir: &Dir, names: &[&str]) {
 fn pages_open_without_an_error() {
     let Some(browser) = browser() else { return skip("no Chromium in the path") };
     let dir = Dir::new("pages");
-    let names = ["overhead", "queue", "stability", "loss", "collectives"];
+    let names = ["overhead", "parking-lot", "queue", "stability", "collectives"];
     pages(&dir, &names);
     let profile = dir.path().join("profile");
     for name in names {
@@ -75,9 +73,10 @@ fn pages_open_without_an_error() {
         assert_eq!(seen.stdout.matches("</svg>").count(), plots, "{name}");
         let hovering = source.matches("data-plot=\"").count();
         let ran = format!("data-plots=\"{hovering}\"");
-        assert!(hovering > 0 && seen.stdout.contains(&ran), "{name}: the script has not run");
+        assert!(seen.stdout.contains(&ran), "{name}: the script has not run");
         let mut readouts = seen.stdout.split("<output>").skip(1);
-        assert!(readouts.any(|text| !text.starts_with('<')), "{name}: no values under the pointer");
+        let shown = hovering == 0 || readouts.any(|text| !text.starts_with('<'));
+        assert!(shown, "{name}: no values under the pointer");
     }
     let seen = opened(&browser, &profile, &dir.path().join("index.html"), "");
     assert_eq!(console(&seen.stderr), [""; 0]);

@@ -8,9 +8,11 @@ use std::collections::BinaryHeap;
 
 use crate::time::Instant;
 
+use super::moment::Moment;
+
 /// Events of type `E`, ordered by (time, order of arrival).
 ///
-/// A binary heap of 24-byte keys: the packets themselves lie in the store. It allocates only while it is
+/// A binary heap of 32-byte entries: the packets themselves lie in the store. It allocates only while it is
 /// fuller than it ever was.
 #[derive(Debug)]
 pub(super) struct EventQueue<E> {
@@ -20,7 +22,9 @@ pub(super) struct EventQueue<E> {
 
 #[derive(Debug)]
 struct Entry<E> {
-    at: Instant,
+    /// Nanoseconds and picoseconds.
+    ns: u64,
+    ps: u16,
     seq: u64,
     event: E,
 }
@@ -31,29 +35,41 @@ impl<E> EventQueue<E> {
     }
 
     /// Adds an event. One for the past happens next.
-    pub(super) fn push(&mut self, at: Instant, event: E) {
+    pub(super) fn push(&mut self, at: Moment, event: E) {
+        let (ns, ps) = at.parts();
         self.pushed += 1;
-        self.heap.push(Entry { at, seq: self.pushed, event });
+        self.heap.push(Entry { ns, ps, seq: self.pushed, event });
+    }
+
+    /// Events that have happened.
+    pub(super) fn happened(&self) -> u64 {
+        self.pushed - self.heap.len() as u64
     }
 
     /// When the next event happens.
     pub(super) fn next_at(&self) -> Option<Instant> {
-        self.heap.peek().map(|e| e.at)
+        self.heap.peek().map(|e| e.at().ceil())
     }
 
     /// Takes the next event, if it happens at `to` or before.
-    pub(super) fn pop_until(&mut self, to: Instant) -> Option<(Instant, E)> {
+    pub(super) fn pop_until(&mut self, to: Instant) -> Option<(Moment, E)> {
         if self.next_at()? > to {
             return None;
         }
-        self.heap.pop().map(|e| (e.at, e.event))
+        self.heap.pop().map(|e| (e.at(), e.event))
+    }
+}
+
+impl<E> Entry<E> {
+    fn at(&self) -> Moment {
+        Moment::from_parts((self.ns, self.ps))
     }
 }
 
 // The heap has its greatest on top, so the earliest entry is the greatest.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Self) -> Ordering {
-        (other.at, other.seq).cmp(&(self.at, self.seq))
+        (other.ns, other.ps, other.seq).cmp(&(self.ns, self.ps, self.seq))
     }
 }
 
@@ -79,13 +95,13 @@ mod tests {
     #[test]
     fn ends_at_the_given_time() {
         let mut q = EventQueue::new();
-        q.push(Instant::from_nanos(5), 'b');
-        q.push(Instant::from_nanos(4), 'a');
+        q.push(Instant::from_nanos(5).into(), 'b');
+        q.push(Instant::from_nanos(4).into(), 'a');
         assert_eq!(q.next_at(), Some(Instant::from_nanos(4)));
         assert_eq!(q.pop_until(Instant::from_nanos(3)), None);
-        assert_eq!(q.pop_until(Instant::from_nanos(4)), Some((Instant::from_nanos(4), 'a')));
+        assert_eq!(q.pop_until(Instant::from_nanos(4)), Some((Instant::from_nanos(4).into(), 'a')));
         assert_eq!(q.pop_until(Instant::from_nanos(4)), None);
-        assert_eq!(q.pop_until(Instant::FAR_FUTURE), Some((Instant::from_nanos(5), 'b')));
+        assert_eq!(q.pop_until(Instant::FAR_FUTURE), Some((Instant::from_nanos(5).into(), 'b')));
         assert_eq!(q.next_at(), None);
     }
 
@@ -94,13 +110,13 @@ mod tests {
         fn comes_out_like_a_stable_sort(times in prop::collection::vec(0u64..20, 0..200)) {
             let mut q = EventQueue::new();
             for (i, &t) in times.iter().enumerate() {
-                q.push(Instant::from_nanos(t), i);
+                q.push(Instant::from_nanos(t).into(), i);
             }
             let mut expected: Vec<_> = times.iter().copied().enumerate().collect();
             expected.sort_by_key(|&(_, t)| t);
             let mut got = Vec::new();
             while let Some((at, i)) = q.pop_until(Instant::FAR_FUTURE) {
-                got.push((i, at.as_nanos()));
+                got.push((i, at.ceil().as_nanos()));
             }
             prop_assert_eq!(got, expected);
         }

@@ -13,6 +13,7 @@ use crate::time::{Duration, Instant, nanos};
 
 use super::fault::{self, Action};
 use super::link::{ip_len, later};
+use super::moment::Moment;
 use super::pause::u32_of;
 use super::queue::{Held, Node, Pipe, Waiting};
 use super::store::{Notes, PacketId, Stored};
@@ -44,7 +45,7 @@ impl Fabric {
             .then(|| Duration::from_nanos(1 + below(&mut dice.reorder, link.scatter())));
         if let Some(behind) = copied {
             let copy = self.copy(id);
-            self.events.push(self.now + wait + behind, Event::Enter(copy));
+            self.events.push(self.moment + wait + behind, Event::Enter(copy));
         }
         let wait = wait + held.unwrap_or_default();
         if wait.is_zero() {
@@ -52,7 +53,7 @@ impl Fabric {
         }
         self.store.get_mut(id).notes |= Notes::HELD;
         self.hosts[host].counters.reordered += 1;
-        self.events.push(self.now + wait, Event::Enter(id));
+        self.events.push(self.moment + wait, Event::Enter(id));
     }
 
     /// The host at which is counted what a pipe does to a packet: whose cable it is; between switches, who
@@ -98,9 +99,9 @@ impl Fabric {
         }
         let p = &mut self.pipes[pipe];
         let waiting = Waiting { id, frame, via };
-        if p.is_idle(self.now, priority) {
+        if p.is_idle(self.moment, priority) {
             p.counters.note_queued(priority, frame);
-            return self.start(pipe, waiting, priority, frame, self.now);
+            return self.start(pipe, waiting, priority, frame, self.moment);
         }
         // A host asks for room before it sends; a switch has no choice but to drop.
         if matches!(p.from, Node::Switch(_)) && !p.managed && !p.has_room_for(frame) {
@@ -178,12 +179,19 @@ impl Fabric {
     fn await_line(&mut self, pipe: usize) {
         let p = &mut self.pipes[pipe];
         p.draining = true;
-        self.events.push(p.line.free_at().max(self.now), Event::Free(u32_of(pipe)));
+        self.events.push(p.line.free_at().max(self.moment), Event::Free(u32_of(pipe)));
     }
 
-    /// Something may go onto the line that might not before.
+    /// Something may go onto the line that might not before. If the line is free it does at once: among events of one
+    /// moment, what was on its way for longer comes first.
     pub(super) fn go_on(&mut self, pipe: usize) {
-        if !self.pipes[pipe].draining && self.pipes[pipe].has_work() {
+        let p = &self.pipes[pipe];
+        if p.draining || !p.has_work() {
+            return;
+        }
+        if p.line.free_at() <= self.moment {
+            self.line_is_free(pipe);
+        } else {
             self.await_line(pipe);
         }
     }
@@ -193,10 +201,14 @@ impl Fabric {
         self.pipes[pipe].draining = false;
         if let Some(held) = self.pipes[pipe].sending.take() {
             self.release(held);
+            if self.pipes[pipe].draining {
+                // What came in by this port let it go on, and a pause has taken the line for that.
+                return;
+            }
         }
         let p = &mut self.pipes[pipe];
-        // What was there before starts at the very fraction of a nanosecond at which the line got free.
-        let ready = if p.line.free_at() < self.now { self.now } else { Instant::ZERO };
+        // What was there before starts at the very fraction of a picosecond at which the line got free.
+        let ready = if p.line.free_at() < self.moment { self.moment } else { Moment::ZERO };
         if !self.start_pause(pipe, ready) {
             let Some((packet, priority, queued)) = self.pipes[pipe].pop() else { return };
             self.start(pipe, packet, priority, queued, ready);
@@ -213,14 +225,7 @@ impl Fabric {
     }
 
     /// A packet that is there since `ready` goes onto the line. `queued` bytes were waiting, itself included.
-    fn start(
-        &mut self,
-        pipe: usize,
-        waiting: Waiting,
-        priority: u8,
-        queued: usize,
-        ready: Instant,
-    ) {
+    fn start(&mut self, pipe: usize, waiting: Waiting, priority: u8, queued: usize, ready: Moment) {
         let Waiting { id, frame, via } = waiting;
         if !self.mark(pipe, id, priority, queued, frame) {
             self.release(Held { via, priority, frame });
@@ -238,14 +243,14 @@ impl Fabric {
         p.counters.count_sent(priority, frame);
         self.events.push(p.last_arrival, Event::Arrive(id));
         if matches!(p.to, Node::Host(_)) {
-            self.trace.record(self.now, Fate::Passed, packet, p.last_arrival);
+            self.trace.record(self.now, Fate::Passed, packet, p.last_arrival.ceil());
         }
         self.capture_packet(pipe, id);
         if self.pipes[pipe].managed {
             self.pipes[pipe].sending = Some(Held { via, priority, frame });
-            if !self.pipes[pipe].draining {
-                self.await_line(pipe);
-            }
+        }
+        if self.pipes[pipe].timed && !self.pipes[pipe].draining {
+            self.await_line(pipe);
         }
     }
 

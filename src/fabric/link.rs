@@ -4,13 +4,14 @@
 //! bytes. The *line* is busy 20 bytes longer: preamble before, gap behind. Queue limits and marking
 //! thresholds count frame bytes, time counts line bytes.
 //!
-//! *Rules.* No floating point in time. A line carries the fraction of a nanosecond over to the next packet,
+//! *Rules.* No floating point in time. A line carries the fraction of a picosecond over to the next packet,
 //! so that packets back to back run at exactly the stated rate, whatever it is.
 
 use crate::net::Path;
-use crate::time::{Duration, Instant, nanos};
+use crate::time::{Duration, nanos};
 
 use super::FabricError;
+use super::moment::Moment;
 
 /// Ethernet header and FCS.
 const FRAME: usize = 14 + 4;
@@ -18,7 +19,7 @@ const FRAME: usize = 14 + 4;
 const FRAME_MIN: usize = 64;
 /// Preamble, start of frame and the gap between two frames.
 const GAP: usize = 8 + 12;
-/// The fastest line: 1 Pbit/s. With frames below 2^17 bytes the sums of [`Line::send`] stay below 2^63.
+/// The fastest line: 1 Pbit/s.
 const RATE_MAX: u64 = 1_000_000_000_000_000;
 /// Smallest MTU: 256 bytes of payload and the 96 bytes of headers that Linux reserves.
 const MTU_MIN: u32 = 352;
@@ -160,49 +161,50 @@ fn line_bits(frame: usize) -> u64 {
 #[derive(Debug)]
 pub(super) struct Line {
     bits_per_s: u64,
-    /// Busy until `free` nanoseconds and `rest / bits_per_s` of one more.
-    free: u64,
+    /// Busy until then and `rest / bits_per_s` of a picosecond.
+    free: Moment,
     /// Always below `bits_per_s`.
     rest: u64,
 }
 
 impl Line {
     pub(super) const fn new(bits_per_s: u64) -> Self {
-        Self { bits_per_s, free: 0, rest: 0 }
+        Self { bits_per_s, free: Moment::ZERO, rest: 0 }
     }
 
     /// Changes the rate, from the next packet on.
     pub(super) fn set_rate(&mut self, bits_per_s: u64) {
-        *self = Self { bits_per_s, free: self.free_at().as_nanos(), rest: 0 };
+        *self = Self { bits_per_s, free: self.free_at(), rest: 0 };
     }
 
-    /// The first whole nanosecond at which the line is free.
-    pub(super) fn free_at(&self) -> Instant {
-        Instant::from_nanos(self.free.saturating_add(u64::from(self.rest > 0)))
+    /// The first whole picosecond at which the line is free.
+    pub(super) fn free_at(&self) -> Moment {
+        self.free.plus_ps(u64::from(self.rest > 0))
     }
 
     /// Sends a frame that was there at `ready`, behind what is on the line. Returns when its last bit has
-    /// left, in whole nanoseconds.
-    pub(super) fn send(&mut self, ready: Instant, frame: usize) -> Instant {
-        let ready = ready.as_nanos();
+    /// left, in whole picoseconds.
+    pub(super) fn send(&mut self, ready: Moment, frame: usize) -> Moment {
         if ready > self.free {
             (self.free, self.rest) = (ready, 0);
         }
-        let time = line_bits(frame) * 1_000_000_000 + self.rest;
-        self.free = self.free.saturating_add(time / self.bits_per_s);
+        // Frames are below 2^17 bytes, so this is below 2^63.
+        let time = line_bits(frame) * 1_000_000_000_000 + self.rest;
+        self.free = self.free.plus_ps(time / self.bits_per_s);
         self.rest = time % self.bits_per_s;
         self.free_at()
     }
 }
 
 /// `at` plus a duration and a number of nanoseconds.
-pub(super) fn later(at: Instant, delay: Duration, more: u64) -> Instant {
-    Instant::from_nanos(at.as_nanos().saturating_add(nanos(delay)).saturating_add(more))
+pub(super) fn later(at: Moment, delay: Duration, more: u64) -> Moment {
+    at.plus_ns(nanos(delay)).plus_ns(more)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::time::Instant;
     use proptest::prelude::*;
     use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -240,44 +242,50 @@ mod tests {
     fn back_to_back_at_exactly_the_rate() {
         // 1106 bytes at 40 Gbit/s are 221.2 ns.
         let mut line = Line::new(40_000_000_000);
-        let mut ends = (0..5).map(|_| line.send(Instant::ZERO, 1086).as_nanos());
+        let mut ends = (0..5).map(|_| line.send(Moment::ZERO, 1086).ceil().as_nanos());
         assert!(ends.by_ref().take(4).eq([222, 443, 664, 885]));
         assert_eq!(ends.next(), Some(1106));
         drop(ends);
         for _ in 5..1_000_000 {
-            line.send(Instant::ZERO, 1086);
+            line.send(Moment::ZERO, 1086);
         }
-        assert_eq!(line.free_at(), Instant::from_nanos(221_200_000));
+        assert_eq!(line.free_at().ceil(), Instant::from_nanos(221_200_000));
     }
 
     #[test]
     fn an_idle_line_starts_when_the_packet_is_there() {
         let mut line = Line::new(40_000_000_000);
-        line.send(Instant::ZERO, 1086);
-        assert_eq!(line.send(Instant::from_nanos(1000), 1086), Instant::from_nanos(1222));
+        line.send(Moment::ZERO, 1086);
+        assert_eq!(
+            line.send(Instant::from_nanos(1000).into(), 1086).ceil(),
+            Instant::from_nanos(1222)
+        );
         // Ready within the nanosecond in which the line gets free: it waits for the fraction.
-        assert_eq!(line.send(Instant::from_nanos(1221), 1086), Instant::from_nanos(1443));
+        assert_eq!(
+            line.send(Instant::from_nanos(1221).into(), 1086).ceil(),
+            Instant::from_nanos(1443)
+        );
     }
 
     #[test]
     fn a_new_rate_holds_from_the_next_packet() {
         let mut line = Line::new(40_000_000_000);
-        line.send(Instant::ZERO, 1086);
+        line.send(Moment::ZERO, 1086);
         line.set_rate(8_000_000_000);
-        assert_eq!(line.send(Instant::ZERO, 1086), Instant::from_nanos(222 + 1106));
+        assert_eq!(line.send(Moment::ZERO, 1086).ceil(), Instant::from_nanos(222 + 1106));
     }
 
     #[test]
     fn the_extremes_do_not_overflow() {
         let mut slow = Line::new(1);
-        assert_eq!(slow.send(Instant::ZERO, 64), Instant::from_nanos(672_000_000_000));
-        slow.send(Instant::from_nanos(u64::MAX - 1), 65_553);
-        assert_eq!(slow.free_at(), Instant::FAR_FUTURE);
+        assert_eq!(slow.send(Moment::ZERO, 64).ceil(), Instant::from_nanos(672_000_000_000));
+        slow.send(Instant::from_nanos(u64::MAX - 1).into(), 65_553);
+        assert_eq!(slow.free_at().ceil(), Instant::FAR_FUTURE);
         let mut fast = Line::new(RATE_MAX);
         for _ in 0..1000 {
-            fast.send(Instant::ZERO, 105);
+            fast.send(Moment::ZERO, 105);
         }
-        assert_eq!(fast.free_at(), Instant::from_nanos(1));
+        assert_eq!(fast.free_at().ceil(), Instant::from_nanos(1));
         let slowest = Link { bits_per_s: 1, mtu: MTU_MAX, ..Link::default() };
         assert_eq!(slowest.scatter(), 16 * (65_535 + 38) * 8 * 1_000_000_000);
     }
@@ -313,7 +321,7 @@ mod tests {
             for frame in frames {
                 bits += u128::from(line_bits(frame));
                 let exact = (bits * 1_000_000_000).div_ceil(u128::from(rate));
-                prop_assert_eq!(u128::from(line.send(Instant::ZERO, frame).as_nanos()), exact);
+                prop_assert_eq!(u128::from(line.send(Moment::ZERO, frame).ceil().as_nanos()), exact);
             }
         }
     }

@@ -61,6 +61,7 @@ mod event;
 mod fault;
 mod flow;
 mod link;
+mod moment;
 mod pause;
 mod port;
 mod ports;
@@ -106,6 +107,7 @@ pub use trace::{PacketSink, Passage, Watcher};
 
 use event::EventQueue;
 use fault::Rules;
+use moment::Moment;
 use pause::PauseFrame;
 use ports::PortTap;
 use queue::Pipe;
@@ -187,6 +189,8 @@ impl Drop for Asked<'_> {
 /// A network of hosts on one switch, or on several.
 pub struct Fabric {
     now: Instant,
+    /// The same to the picosecond, and not rounded up to the end of the nanosecond.
+    moment: Moment,
     seeds: Seeds,
     events: EventQueue<Event>,
     store: Store,
@@ -248,6 +252,7 @@ impl Fabric {
     pub fn from_seeds(seeds: Seeds) -> Self {
         Self {
             now: Instant::ZERO,
+            moment: Moment::ZERO,
             seeds,
             events: EventQueue::new(),
             store: Store::new(),
@@ -441,6 +446,7 @@ impl Fabric {
         if now > self.now {
             self.advance(now);
         }
+        self.moment = self.moment.max(self.now.into());
         let index = host.index();
         let bytes = &bytes[..t.len.min(bytes.len())];
         let size = t.segment_size.map_or(bytes.len(), usize::from).max(1);
@@ -509,6 +515,25 @@ impl Fabric {
         }
     }
 
+    /// Lets everything happen at the next moment at which something does, and so on until a host is woken; nothing
+    /// beyond `to`, and nothing at `before` or later. Says what time it is then. Only without a tap: whoever looks at
+    /// packets wants the time of each.
+    pub(crate) fn advance_until_woken(&mut self, to: Instant, before: Instant) -> Instant {
+        while let Some(at) = self.events.next_at() {
+            let is_enough = at > self.now && !self.woken.is_empty();
+            if at > to || at >= before || is_enough {
+                break;
+            }
+            self.advance_to_tap(at);
+        }
+        self.now
+    }
+
+    /// Whether somebody looks at each packet.
+    pub(crate) fn is_tapped(&self) -> bool {
+        self.tap.is_some() || !self.untold.is_empty()
+    }
+
     /// Lets everything happen up to `to` and at `to`, or until a packet is at the switch that the tap must see: says
     /// which, and to which host it goes.
     fn advance_to_tap(&mut self, to: Instant) -> Option<(PacketId, usize)> {
@@ -517,7 +542,8 @@ impl Fabric {
                 return Some(untold);
             }
             let Some((at, event)) = self.events.pop_until(to) else { break };
-            self.now = self.now.max(at);
+            self.moment = self.moment.max(at);
+            self.now = self.now.max(at.ceil());
             match event {
                 Event::Arrive(id) => self.arrive(id),
                 Event::Enter(id) => self.enter(self.store.get(id).pipe, id),
@@ -531,7 +557,13 @@ impl Fabric {
             }
         }
         self.now = self.now.max(to);
+        self.moment = self.moment.max(to.into());
         None
+    }
+
+    /// How much has happened: packets that arrived somewhere or were held back, lines that got free, pauses.
+    pub fn events(&self) -> u64 {
+        self.events.happened()
     }
 
     /// The time of the network: up to it everything has happened.

@@ -7,6 +7,7 @@
 use crate::time::{Duration, Instant, nanos};
 
 use super::link::later;
+use super::moment::Moment;
 use super::queue::{Held, Node};
 use super::store::PacketId;
 use super::switch::{PRIORITIES, Watchdog, Xon};
@@ -47,7 +48,7 @@ impl PauseFrame {
 pub(super) struct Paused {
     mask: u8,
     /// When each pause ends.
-    until: [Instant; PRIORITIES],
+    until: [Moment; PRIORITIES],
     /// When it began, however often it was prolonged.
     since: [Instant; PRIORITIES],
     /// Given up by the watchdog.
@@ -114,7 +115,7 @@ impl Fabric {
             self.pipes[pipe].ingress.xoff |= bit;
             let half = quanta_time(quanta, self.pipes[pipe].link.bits_per_s) / 2;
             let to = u32_of(pipe);
-            self.events.push(self.now + half, Event::Refresh(to, priority));
+            self.events.push(self.moment + half, Event::Refresh(to, priority));
             self.send_pause(pipe, PauseFrame { priority, quanta });
         } else {
             self.pipes[pipe].ingress.xoff &= !bit;
@@ -159,7 +160,7 @@ impl Fabric {
     }
 
     /// Puts a pause onto a line that is free.
-    pub(super) fn start_pause(&mut self, pipe: usize, ready: Instant) -> bool {
+    pub(super) fn start_pause(&mut self, pipe: usize, ready: Moment) -> bool {
         let p = &mut self.pipes[pipe];
         let Some(frame) = p.control.pop_front() else { return false };
         let sent = p.line.send(ready, PAUSE_FRAME);
@@ -187,7 +188,7 @@ impl Fabric {
             return;
         }
         let p = &mut self.pipes[back];
-        let until = now + quanta_time(frame.quanta, p.link.bits_per_s);
+        let until = self.moment + quanta_time(frame.quanta, p.link.bits_per_s);
         p.paused.until[priority] = until;
         self.events.push(until, Event::Resume(u32_of(back), frame.priority));
         if !is_paused {
@@ -202,7 +203,7 @@ impl Fabric {
     /// The time of a pause is over, unless it was prolonged.
     pub(super) fn pause_is_over(&mut self, pipe: usize, priority: u8) {
         let paused = &self.pipes[pipe].paused;
-        if paused.is(priority) && paused.until[usize::from(priority)] <= self.now {
+        if paused.is(priority) && paused.until[usize::from(priority)] <= self.moment {
             self.end_pause(pipe, priority);
         }
     }
@@ -220,7 +221,7 @@ impl Fabric {
             // It counts from the end of the last pause.
             p.paused.since[usize::from(priority)] = now;
             let at = now + watchdog.restore;
-            self.events.push(at, Event::Restore(u32_of(pipe), priority));
+            self.events.push(at.into(), Event::Restore(u32_of(pipe), priority));
         }
         self.go_on(pipe);
         self.offer_room_to(pipe);
@@ -238,7 +239,7 @@ impl Fabric {
         let watched = &mut self.pipes[pipe].paused.watched;
         if *watched & 1 << priority == 0 {
             *watched |= 1 << priority;
-            self.events.push(at, Event::Watch(u32_of(pipe), priority));
+            self.events.push(at.into(), Event::Watch(u32_of(pipe), priority));
         }
     }
 

@@ -10,9 +10,9 @@ use std::fmt;
 use rand_chacha::ChaCha8Rng;
 
 use crate::seed::Seeds;
-use crate::time::Instant;
 
 use super::link::{Line, Link};
+use super::moment::Moment;
 use super::pause::{PauseFrame, Paused};
 use super::ports::PipeCounters;
 use super::store::PacketId;
@@ -56,10 +56,13 @@ pub(super) struct Pipe {
     /// How often the link went down.
     pub(super) cut: u32,
     /// When the last packet arrives that went onto the line: none arrives before it.
-    pub(super) last_arrival: Instant,
+    pub(super) last_arrival: Moment,
     /// Whether an event will take the next packet from the queue.
     pub(super) draining: bool,
     pub(super) dice: Dice,
+    /// The end of each frame is an event, whether something waits for it or not: where several lines run in step,
+    /// the order among them then stays what it was, and is not that in which their hosts refill them.
+    pub(super) timed: bool,
     /// It begins at a switch that accounts for what lies in it.
     pub(super) managed: bool,
     /// What is on the line, at such a switch.
@@ -93,9 +96,10 @@ impl Pipe {
             to,
             up: true,
             cut: 0,
-            last_arrival: Instant::ZERO,
+            last_arrival: Moment::ZERO,
             draining: false,
             dice: Dice::new(seeds),
+            timed: false,
             managed: false,
             sending: None,
             control: VecDeque::new(),
@@ -125,11 +129,11 @@ impl Pipe {
     }
 
     /// Whether a packet of this priority goes onto the line at once.
-    pub(super) fn is_idle(&self, now: Instant, priority: u8) -> bool {
+    pub(super) fn is_idle(&self, now: Moment, priority: u8) -> bool {
         self.ready() == 0
             && self.control.is_empty()
             && self.line.free_at() <= now
-            && !(self.managed && self.draining)
+            && !(self.timed && self.draining)
             && self.filled & 1 << priority == 0
             && !self.paused.is(priority)
     }

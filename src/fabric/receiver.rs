@@ -2,9 +2,8 @@
 
 use std::collections::VecDeque;
 
-use crate::time::Instant;
-
 use super::link::Line;
+use super::moment::Moment;
 use super::pause::u32_of;
 use super::store::PacketId;
 use super::trace::Fate;
@@ -86,14 +85,14 @@ impl Fabric {
 
     /// Has the next packet taken in, if nothing is.
     fn take_next(&mut self, index: usize) {
-        let now = self.now;
+        let now = self.moment;
         let Some(inflow) = &mut self.hosts[index].inflow else { return };
         let Some(&(_, frame)) = inflow.waiting.front() else { return };
         if inflow.busy || inflow.config.bits_per_s == 0 {
             return;
         }
         inflow.busy = true;
-        let ready = if inflow.line.free_at() < now { now } else { Instant::ZERO };
+        let ready = if inflow.line.free_at() < now { now } else { Moment::ZERO };
         let done = inflow.line.send(ready, frame);
         self.events.push(done, Event::Drained(u32_of(index)));
     }
@@ -102,7 +101,7 @@ impl Fabric {
     pub(super) fn drained(&mut self, index: usize) {
         let Some(inflow) = &mut self.hosts[index].inflow else { return };
         // The event may be of a buffer that was replaced: then its line is not free yet.
-        if !inflow.busy || inflow.line.free_at() > self.now {
+        if !inflow.busy || inflow.line.free_at() > self.moment {
             return;
         }
         inflow.busy = false;

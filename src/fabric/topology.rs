@@ -67,6 +67,7 @@ impl Fabric {
         self.pipes.push(Pipe::new(up, host, switch, &seeds.derive("up", 0)));
         self.pipes.push(Pipe::new(down, switch, host, &seeds.derive("down", 0)));
         self.manage(cable + 1, s);
+        self.pipes[cable].timed = priorities.is_some();
         self.hosts.push(Host {
             cable,
             priorities,
@@ -89,6 +90,7 @@ impl Fabric {
         switch.out.push(pipe);
         if let Some(config) = &switch.config {
             self.pipes[pipe].managed = true;
+            self.pipes[pipe].timed = true;
             self.pipes[pipe].set_scheduler(config.scheduler);
         }
     }

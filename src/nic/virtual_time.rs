@@ -70,6 +70,20 @@ struct Actions {
     scheduled: u64,
 }
 
+/// When a NIC, the program and the network have something to do next.
+#[derive(Clone, Copy, Debug)]
+struct Next {
+    timer: Option<Instant>,
+    action: Option<Instant>,
+    network: Option<Instant>,
+}
+
+impl Next {
+    fn first(&self) -> Option<Instant> {
+        self.timer.into_iter().chain(self.action).chain(self.network).min()
+    }
+}
+
 #[derive(Default)]
 struct Hosts {
     nics: Vec<Weak<Nic>>,
@@ -232,20 +246,26 @@ impl VirtualTime {
 
     /// The same, for who drives.
     fn step_alone(&self, limit: Instant) -> Step {
-        let mut next = self.next_event();
-        if next.is_none_or(|t| t > limit) && self.shared.load(Ordering::Relaxed) {
+        let mut next = self.next_events();
+        if next.first().is_none_or(|t| t > limit) && self.shared.load(Ordering::Relaxed) {
             self.wait_for_others();
-            next = self.next_event();
+            next = self.next_events();
         }
-        let Some(next) = next else { return Step::Idle };
-        if next > limit {
+        let Some(first) = next.first() else { return Step::Idle };
+        if first > limit {
             return Step::Beyond;
         }
-        let now = self.now().max(next);
-        // Everything that happens in this step happens now.
-        self.now.store(now.as_nanos(), Ordering::Release);
-        self.act(now);
-        Fabric::advance_shared(&self.fabric, now);
+        let now = match self.network_alone(&next, limit) {
+            Some(now) => now,
+            None => {
+                let now = self.now().max(first);
+                // Everything that happens in this step happens now.
+                self.now.store(now.as_nanos(), Ordering::Release);
+                self.act(now);
+                Fabric::advance_shared(&self.fabric, now);
+                now
+            }
+        };
         let mut hosts = self.hosts.lock();
         let Hosts { nics, woken, called, due } = &mut *hosts;
         woken.clear();
@@ -288,11 +308,27 @@ impl VirtualTime {
     }
 
     /// When something happens next.
-    fn next_event(&self) -> Option<Instant> {
+    fn next_events(&self) -> Next {
         let timer = self.timers.lock().first();
         let action = self.actions.lock().queue.keys().next().map(|&(at, _)| at);
         let network = self.fabric.lock().next_event();
-        timer.into_iter().chain(action).chain(network).min()
+        Next { timer, action, network }
+    }
+
+    /// If the network comes first, lets it run until it concerns a host: what packets do on the way is nobody's
+    /// business. Says what time it is then.
+    fn network_alone(&self, next: &Next, limit: Instant) -> Option<Instant> {
+        let network = next.network?;
+        let timer = next.timer.unwrap_or(Instant::FAR_FUTURE);
+        let action = next.action.unwrap_or(Instant::FAR_FUTURE);
+        let mut fabric = self.fabric.lock();
+        if network >= timer || network >= action || fabric.is_tapped() {
+            return None;
+        }
+        // At one instant the network comes before NICs, and what was scheduled before both.
+        let now = fabric.advance_until_woken(limit.min(timer), action).max(self.now());
+        self.now.store(now.as_nanos(), Ordering::Release);
+        Some(now)
     }
 
     /// A thread that is inside a NIC may be about to serve a doorbell that another one has left to it: what that

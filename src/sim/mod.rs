@@ -320,6 +320,12 @@ impl Sim {
         Ok(trace::Trace::start(self, capacity))
     }
 
+    /// How many events the network has had: each packet is one at the end of each of its cables, and one more where a
+    /// switch with a buffer has sent it. What NICs do in between is not counted.
+    pub fn events(&self) -> u64 {
+        self.0.fabric.lock().events()
+    }
+
     /// A digest of everything that crossed the network: times, hosts, bytes, and what became of them.
     pub fn trace_hash(&self) -> u64 {
         self.0.fabric.lock().trace_hash()

@@ -402,7 +402,7 @@ impl Network {
 
     /// Every port with its owner, the other end of its cable, and what it has counted: hosts first, by name.
     pub fn ports(&self) -> Vec<(String, String, PortCounters)> {
-        let hosts = self.hosts.iter().flat_map(|(name, _)| {
+        let hosts = self.hosts.keys().flat_map(|name| {
             let switch = self.switch_of(name).unwrap_or_default();
             [(name.clone(), switch.clone()), (switch, name.clone())]
         });

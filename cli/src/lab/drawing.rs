@@ -35,7 +35,6 @@ pub(crate) struct Node {
 #[derive(Clone, Debug)]
 pub(crate) struct Cable {
     pub(crate) ends: [String; 2],
-    pub(crate) label: String,
     /// It is what all wait for.
     pub(crate) bottleneck: bool,
     /// One of its ends was told to pause.
@@ -70,7 +69,7 @@ impl Drawing {
 
     pub(crate) fn cable(mut self, a: &str, b: &str) -> Self {
         let ends = [a.into(), b.into()];
-        self.cables.push(Cable { ends, label: String::new(), bottleneck: false, paused: false });
+        self.cables.push(Cable { ends, bottleneck: false, paused: false });
         self
     }
 
@@ -94,13 +93,6 @@ impl Drawing {
         if let Some(cable) = self.between(a, b) {
             cable.paused = true;
         }
-    }
-
-    pub(crate) fn label(mut self, a: &str, b: &str, label: impl Into<String>) -> Self {
-        if let Some(cable) = self.between(a, b) {
-            cable.label = label.into();
-        }
-        self
     }
 
     pub(crate) fn tag(mut self, name: &str, tag: impl Into<String>) -> Self {
@@ -147,12 +139,6 @@ impl Drawing {
             let look =
                 format!("style=\"stroke:var({colour})\" stroke-width=\"{}\"{dash}", px(wide));
             line(&mut to, *a, *b, &look);
-        }
-        for (cable, a, b) in &cables {
-            if !cable.label.is_empty() {
-                let middle = (f64::midpoint(a.0, b.0), f64::midpoint(a.1, b.1));
-                text(&mut to, middle.0, middle.1 + 4.0, "mid halo", &cable.label);
-            }
         }
         for (node, &(x, y)) in self.nodes.iter().zip(&places) {
             draw_node(&mut to, node, x, y);
@@ -217,13 +203,12 @@ mod tests {
             .cable("T", "R")
             .cable("L", "T")
             .bottleneck("R", "T")
-            .label("T", "L", "10 G")
             .tag("R", "receiver");
         net.paused("T", "H1");
         // Nothing to be said of what is not there.
         net.paused("T", "nobody");
         let svg = net.draw("network").element;
-        for text in ["H1", "receiver", "10 G", "bottleneck", "saw a pause", "40 Gbit/s, 1 us"] {
+        for text in ["H1", "receiver", "bottleneck", "saw a pause", "40 Gbit/s, 1 us"] {
             assert!(svg.contains(text), "no {text}");
         }
         // Four cables and two lines of the key.

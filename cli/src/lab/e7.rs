@@ -1,15 +1,13 @@
-//! E7: the storm: one host that takes nothing in stops switch after switch, and what a watchdog does about it.
+//! E7: the storm: a receiver that takes nothing more pauses its switch, that one the next, and so on.
 
 use softroce::prelude::Duration;
-use softroce::sim::{SwitchConfig, Topology, Watchdog};
+use softroce::sim::{Receiver, SwitchConfig, Topology, Watchdog};
 
 use super::drawing::Drawing;
-use super::net::{DATA, DATA_CLASS, LINE, Net, Path, cable, host};
-use super::plot::{Axis, Bar, Bars, Level, Lines, Plot, Series, What};
+use super::net::{DATA_CLASS, Net, Path, cable, host};
+use super::plot::{Axis, Level, Lines, Plot, Series, What};
 use super::report::{Report, Row, Source};
-use super::sizes::{GAP, PFC_FRAME};
 use super::traffic::{Flow, Jitter, Mark, Spec, Timeline, until};
-use super::watch::{PortMark, first_pause, slow};
 use super::worst::{Worst, millis};
 use super::{About, Experiment, Progress, Result, Setup};
 
@@ -20,91 +18,90 @@ pub(crate) struct E7;
 const ABOUT: About = About {
     id: "e7",
     name: "storm",
-    title: "The storm of a stalled host",
-    question: "One host stops taking packets in: how far does it stop a network, how fast, and what helps?",
-    full: "5 seeds, path MTU 1024, R stalls at 1 ms of 11. Senders at half a line each: R pauses after 40.9 +-0.5 us, W3 \
-           after 82.6 +-1 us, each further hop 21.56 +-0.25 us later; B afterwards 0.159 Gbit/s +-10 %. Watchdog: gives \
-           up 2 ms after the pause came, within 0.25 us, 97 +-3 frames; B from 5 ms on 18.517 +-1 %. R at 4 Gbit/s: \
-           3.78 +-1 % arrive, B 1 to 1.05 of it, the watchdog sees nothing. R at 20 Gbit/s: both 18.517 +-0.5 %. Senders \
-           at the full line: R 39.2 +-8.3 us, W3 83.5 +-8.3 us, hops as before, 103 +-3 frames, B/A 1.058 +-0.015",
-    short: "1 seed, the same rules; stalled to 1.3 ms, with the watchdog to 3.3 ms, at 20 Gbit/s to 3 ms; without B from \
-            5 ms on",
+    title: "A storm of pauses",
+    question: "A NIC stops taking packets in: how far and how fast do the pauses go, and who else stands still?",
+    full: "path MTU 1024, 5 seeds, times from the stall: first pause of the receiver 40.9 ± 0.5 us, of W3 82.6 ± 1, then \
+           21.56 ± 0.25 a hop; the bystander 0.159 Gbit/s ± 10 % over 10 ms. Drained at 4 Gbit/s: sender 3.70 ± 1 %, the \
+           bystander 1 to 1.05 of it, no watchdog; at 20: both within 0.5 % of half. Watchdog of 2 ms: fires at 2.042 ms, \
+           97 ± 3 packets, the bystander at half ± 1 % then",
+    short: "the same, 1 seed; the stall for 0.3 ms, with the watchdog 2.3, the drain at 4 Gbit/s for 10",
 };
 
-/// The switches, from the senders to the receivers.
-const CHAIN: [&str; 4] = ["W0", "W1", "W2", "W3"];
-/// When the host stalls.
-const STALL: Duration = millis(1);
-/// How long a queue may be stuck where there is a watchdog.
-const DETECT: Duration = millis(2);
-/// By then the storm has come to the senders.
-const SOON: Duration = Duration::from_micros(300);
-/// Over how long it is counted what still arrives.
-const AFTER: Duration = millis(10);
-const PATH: Path = Path::MTU_1024;
+/// When the receiver stalls.
+const STALL: u64 = 1;
+const SWITCHES: [&str; 4] = ["W0", "W1", "W2", "W3"];
+const XOFF: usize = 100_000;
 
-/// How A and B send.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Senders {
-    /// By cables of half the speed: their packets come in turns, and nobody pauses them before the stall.
-    Even,
-    /// At the full line: the first switch pauses them in turns, and their packets come in bursts.
-    Bursts,
+/// What one run came to.
+#[derive(Debug)]
+struct Outcome {
+    net: Net,
+    flows: Vec<Flow>,
+    /// Gbit/s of payload of sender and bystander, from the stall to the end.
+    rates: Vec<f64>,
+    line: Timeline,
 }
 
-/// A from W0 to R, B the same way to X; both on W3.
-fn build(senders: Senders, guarded: bool, seed: u64) -> Result<(Net, Vec<Flow>)> {
-    let plain = PATH.pausing(100_000);
+/// `drain`: bits per second at which the receiver takes packets in. `for_us`: how long after the stall.
+fn run(drain: u64, watchdog: bool, seed: u64, for_us: u64) -> Result<Outcome> {
+    let path = Path::MTU_1024;
     let mut t = Topology::new();
-    for switch in CHAIN {
-        let guard = guarded && switch == "W3";
-        let watchdog = guard.then_some(Watchdog { detect: DETECT, restore: DETECT });
-        t.switch(switch, SwitchConfig { watchdog, ..plain.clone() });
+    for switch in SWITCHES {
+        let detect = millis(2);
+        let dog = Watchdog { detect, restore: detect };
+        let watchdog = (watchdog && switch == "W3").then_some(dog);
+        t.switch(switch, SwitchConfig { watchdog, ..path.pausing(XOFF) });
     }
-    for pair in CHAIN.windows(2) {
+    for pair in SWITCHES.windows(2) {
         t.cable(pair[0], pair[1], cable());
     }
-    let mut sender = host();
-    if senders == Senders::Even {
-        sender.link.bits_per_s = LINE / 2;
-    }
-    t.host("A", "W0", sender.clone()).host("B", "W0", sender);
+    t.host("A", "W0", host()).host("B", "W0", host());
     t.host("R", "W3", host()).host("X", "W3", host());
     let net = Net::build(&t, seed)?;
     let mut jitter = Jitter::new(seed);
     let mut flows = Vec::new();
     for (from, to) in [("A", "R"), ("B", "X")] {
-        let spec = Spec::new(PATH.mtu, PATH.start(&mut jitter, 2)).traffic_class(DATA_CLASS);
-        flows.push(net.flow(from, to, &spec)?);
+        let start = path.start(&mut jitter, 2);
+        flows.push(net.flow(from, to, &Spec::new(path.mtu, start).traffic_class(DATA_CLASS))?);
     }
-    until(net.sim(), STALL);
-    Ok((net, flows))
+    let mut line = Timeline::default();
+    let step = Duration::from_micros(50);
+    line.run(net.sim(), &flows, millis(STALL), step)?;
+    let xon = XOFF - 2 * path.packet.frame as usize;
+    let slow = Receiver { bits_per_s: drain, buffer: 4 * XOFF, xoff: XOFF, xon };
+    net.net.set_receiver("R", Some(slow))?;
+    let mark = Mark::new(net.sim(), &flows)?;
+    line.run(net.sim(), &flows, millis(STALL) + Duration::from_micros(for_us), step)?;
+    let rates = mark.rates(net.sim(), &flows)?;
+    Ok(Outcome { net, flows, rates, line })
+}
+
+impl Outcome {
+    /// First pause that a port has sent, in us after the stall.
+    fn first(&self, of: &str, towards: &str) -> Result<f64> {
+        let first = self.net.net.counters(of, towards)?.first_pause;
+        Ok(first.map_or(f64::NAN, |at| (at.as_secs_f64() - STALL as f64 / 1e3) * 1e6))
+    }
 }
 
 fn drawing() -> Drawing {
-    Drawing::new("cables 40 Gbit/s, those of A and B 20; 1 us each")
+    let mut drawing = Drawing::new("all cables 40 Gbit/s, 1 us")
         .hosts(0, &["A", "B"])
-        .switches(1, &["W0"])
-        .switches(2, &["W1"])
-        .switches(3, &["W2"])
-        .switches(4, &["W3"])
-        .hosts(5, &["R", "X"])
+        .switches(1, &SWITCHES)
+        .hosts(2, &["R", "X"])
         .cable("A", "W0")
         .cable("B", "W0")
-        .cable("W0", "W1")
-        .cable("W1", "W2")
-        .cable("W2", "W3")
         .cable("R", "W3")
         .cable("X", "W3")
         .bottleneck("R", "W3")
-        .tag("A", "sends to R")
-        .tag("B", "sends to X")
         .tag("R", "stalls")
-        .tag("X", "idle otherwise")
+        .tag("B", "bystander")
+        .tag("A", "sender");
+    for pair in SWITCHES.windows(2) {
+        drawing = drawing.cable(pair[0], pair[1]);
+    }
+    drawing
 }
-
-/// Pauses of a storm in their order: who asks whom.
-const HOPS: [(&str, &str); 4] = [("R", "W3"), ("W3", "W2"), ("W2", "W1"), ("W1", "W0")];
 
 impl Experiment for E7 {
     fn about(&self) -> &'static About {
@@ -113,324 +110,135 @@ impl Experiment for E7 {
 
     fn run(&self, setup: &Setup, progress: &mut Progress) -> Result<Report> {
         let mut report = Report::new(&ABOUT, setup);
-        progress.expect(7 * setup.seeds(5).count() as u64);
+        progress.expect(setup.pick(3, 20));
         stalled(&mut report, setup, progress)?;
+        slow(&mut report, setup, progress)?;
         guarded(&mut report, setup, progress)?;
-        slowed(&mut report, setup, progress)?;
-        halved(&mut report, setup, progress)?;
-        in_bursts(&mut report, setup, progress)?;
         report.lesson = vec![
-            "R takes nothing in any more. Its buffer fills, it asks W3 to pause; W3 fills and asks W2; and so on up to the \
-             senders, a hop in the time that a full line takes to fill the share of one port. After an eighth of a \
-             millisecond four switches stand still. B sends to X, which is idle, by lines that are idle, and gets nothing: it \
-             is in the same queues as A. A pause knows ports and priorities, and no flows."
+            "A NIC that takes nothing more in is no error to the network: it pauses, and the protocol says that it may. Its \
+             buffer is full after 40 us, the switch in front of it after another 40, and then a switch every 21.56 us: the \
+             time that the line takes to fill 100 KB, and the cable. After 130 us nobody in this network moves who shares \
+             a cable with the sender, wherever he wants to go."
                 .into(),
-            "A watchdog drops what is in a queue that has been stuck for too long, and what comes for it. A's packets are lost, \
-             B has its half of the chain again (A's packets take the other half and are dropped at its end). The price of the \
-             cure: a priority that loses nothing has lost packets."
+            "A receiver that is only slow does the same to its neighbours: whoever shares the way gets the rate of the slow \
+             one. It pauses for microseconds at a time, so a watchdog that waits for a queue to stand still never sees it."
                 .into(),
-            "A host that is slow, and not dead, is worse. It lets its switch go on again and again, so no pause lasts for as \
-             long as the watchdog waits. A and B both get what the slow host takes in, for as long as it is slow, and no \
-             alarm goes off."
+            "A watchdog gives up a queue that has stood still for its time, and drops what is in it and what comes for it. That \
+             saves the others, after two milliseconds here, and 200 in a switch as it is delivered. The packets that it drops \
+             still take their part of the way."
                 .into(),
         ];
         report.cite(
             Source::PublishedFromMemory,
-            "In a data centre (Guo et al., SIGCOMM 2016) one NIC that sent more than 2000 pauses per second blocked a whole \
-             cluster. Since then NICs there watch themselves (100 ms) and switches watch them (200 ms); slow hosts were cured \
-             by large pages and by buffers with dynamic thresholds.",
-        );
-        report.note("The watchdog has 2 ms to keep the run short. Switches ship with 200 ms.");
-        report.note(
-            "The first pauses depend on the order in which A's and B's packets come. From cables of half the speed they come in \
-             turns. At the full line W0 pauses one sender and then the other, and they come in bursts of up to thirty; then R \
-             is as much as 4 us early or late, and with it all that follows, but a hop takes what it takes. (The independent \
-             model has turns at the full line, too, as long as all its cables are equal to the picosecond. With a jitter of \
-             1 ps it has the bursts: the values expected here are from that.)",
+            "Guo et al., SIGCOMM 2016: one NIC that sent over 2000 pauses a second blocked a cluster; watchdogs of 100 ms in \
+             NICs and 200 ms in switches since.",
         );
         Ok(report)
     }
 }
 
-/// Times from the stall to the first pause of each hop, for one seed after the other.
-#[derive(Debug, Default)]
-struct Spread {
-    first: [Worst; HOPS.len()],
-    hop: Worst,
-}
-
-impl Spread {
-    fn add(&mut self, net: &Net) -> Result<()> {
-        let mut times = [0.0; HOPS.len()];
-        for (((of, to), time), worst) in HOPS.iter().zip(&mut times).zip(&mut self.first) {
-            *time = first_pause(net, of, to, STALL)?;
-            worst.add(*time);
-        }
-        self.hop.add((times[3] - times[1]) / 2.0);
-        Ok(())
-    }
-
-    /// Rows of R, of W3, and of the hops behind; for the first two what is expected, and how far off it may be.
-    fn rows(&self, case: &str, r: (f64, f64), w3: (f64, f64), report: &mut Report) {
-        let rows = [
-            self.first[0].near(format!("{case}: first pause of R"), "us", r.0, r.1),
-            self.first[1].near(format!("{case}: first pause of W3"), "us", w3.0, w3.1),
-            self.hop.near(format!("{case}: from hop to hop"), "us", 21.56, 0.25),
-        ];
-        report.rows.extend(rows.into_iter().map(|row| row.from(Source::Oracle)));
-    }
-}
-
-/// The host takes nothing in, and nobody watches.
 fn stalled(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
-    let (mut spread, mut rest) = (Spread::default(), Worst::default());
+    let [mut r, mut w3, mut hop, mut b] = [(); 4].map(|()| Worst::default());
     for seed in setup.seeds(5) {
-        progress.step(format_args!("stalled, seed {seed}"));
-        let (net, flows) = build(Senders::Even, false, seed)?;
-        net.net.set_receiver("R", Some(slow(PATH, 0)))?;
-        let before = flows[1].received()?;
-        if seed == setup.seed {
-            let mut timeline = Timeline::default();
-            let soon = STALL + Duration::from_micros(250);
-            timeline.run(net.sim(), &flows, soon, Duration::from_micros(5))?;
-            let title = "R stalls: what A and B still get";
-            report.plots.push(over_time("stalled", title, &timeline, Scale::Micros));
-        }
-        until(net.sim(), setup.pick(STALL + SOON, STALL + AFTER));
-        flows.iter().try_for_each(Flow::check)?;
-        spread.add(&net)?;
-        let bits = (flows[1].received()? - before) as f64 * 8.0;
-        rest.add(bits / AFTER.as_nanos() as f64);
+        progress.step(format_args!("stall, seed {seed}"));
+        let outcome = run(0, false, seed, setup.pick(300, 10_000))?;
+        r.add(outcome.first("R", "W3")?);
+        w3.add(outcome.first("W3", "W2")?);
+        hop.add((outcome.first("W1", "W0")? - outcome.first("W3", "W2")?) / 2.0);
+        b.add(outcome.rates[1]);
         if seed == setup.seed {
             let mut drawing = drawing();
-            net.show_pauses(&mut drawing);
+            outcome.net.show_pauses(&mut drawing);
             report.drawing = Some(drawing);
         }
     }
-    spread.rows("stalled", (40.9, 0.5), (82.6, 1.0), report);
-    // Nothing moves after a fifth of a millisecond: what came until then is what came in 10 ms.
-    let row = rest.within("stalled: B, over 10 ms", "Gbit/s", 0.159, 0.1);
-    report.rows.push(row.from(Source::Oracle));
-    let expected = [(40.9, 0.5), (82.6, 1.0), (104.1, 1.25), (125.7, 1.5)];
-    let bars = HOPS.iter().zip(&spread.first).zip(expected);
-    let bars = bars.map(|(((of, to), worst), (us, off))| {
-        Bar::new(format!("{of} asks {to}"), worst.first()).expected(us, off / us)
-    });
-    report.plots.push(Plot {
-        id: "first-pause".into(),
-        title: "From the stall to the first pause".into(),
-        what: What::Bars(Bars { unit: "us", bars: bars.collect() }),
-    });
+    let from = |row: Row| row.from(Source::Oracle);
+    report.rows.push(from(r.near("stall: first pause of the receiver", "us", 40.9, 0.5)));
+    report.rows.push(from(w3.near("stall: first pause of W3", "us", 82.6, 1.0)));
+    report.rows.push(hop.near("stall: per hop, W3 to W1", "us", 21.56, 0.25));
+    if !setup.short {
+        let metric = "stall: bystander over 10 ms";
+        report.rows.push(from(b.within(metric, "Gbit/s", 0.159, 0.1)));
+    }
     Ok(())
 }
 
-/// The same, with a watchdog at the last switch.
-fn guarded(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
-    let (mut waited, mut flushed, mut back) =
-        (Worst::default(), Worst::default(), Worst::default());
+fn slow(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
+    let [mut a, mut ratio, mut both] = [(); 3].map(|()| Worst::default());
     let mut fired = 0;
     for seed in setup.seeds(5) {
-        progress.step(format_args!("stalled, watchdog, seed {seed}"));
-        let (net, flows) = build(Senders::Even, true, seed)?;
-        net.net.set_receiver("R", Some(slow(PATH, 0)))?;
-        let mut timeline = Timeline::default();
-        let end = STALL + setup.pick(Duration::from_micros(2300), millis(5));
-        timeline.run(net.sim(), &flows, end, Duration::from_micros(100))?;
-        if !setup.short {
-            let mark = Mark::new(net.sim(), &flows)?;
-            until(net.sim(), STALL + AFTER);
-            back.add(mark.rates(net.sim(), &flows)?[1]);
-        }
-        flows.iter().try_for_each(Flow::check)?;
-        let seen = net.net.counters("W3", "R")?;
-        let asked = first_pause(&net, "R", "W3", STALL)?;
-        let at = seen.watchdog_at.map_or(f64::NAN, |at| at.as_nanos() as f64 / 1e3);
-        let since = (STALL + DETECT).as_nanos() as f64 / 1e3;
-        waited.add(at - since - asked);
-        flushed.add(seen.watchdog_flushed as f64);
-        fired += seen.watchdog_fired;
+        progress.step(format_args!("drain of 4 Gbit/s, seed {seed}"));
+        let outcome = run(4_000_000_000, true, seed, 10_000)?;
+        a.add(outcome.rates[0]);
+        ratio.add(outcome.rates[1] / outcome.rates[0]);
+        fired += outcome.net.net.counters("W3", "R")?.watchdog_fired;
         if seed == setup.seed {
-            let title = "R stalls, and W3 has a watchdog of 2 ms";
-            report.plots.push(over_time("watchdog", title, &timeline, Scale::Millis));
+            report.plots.push(rates("slow", "Drained at 4 Gbit/s", &outcome.line));
+        }
+        if !setup.short {
+            progress.step(format_args!("drain of 20 Gbit/s, seed {seed}"));
+            let outcome = run(20_000_000_000, false, seed, 10_000)?;
+            outcome.rates.iter().for_each(|rate| both.add(*rate));
         }
     }
-    let seeds = setup.seeds(5).count() as u64;
-    report.rows.push(Row::count("watchdog: queues given up, one a seed", "", fired, seeds));
-    // The pause takes its own time on the line, and that of the cable.
-    let travel = f64::from(PFC_FRAME + GAP) * 8.0 / (LINE as f64 / 1e6) + 1.0;
-    let metric = "watchdog: gives up 2 ms and so long after R's first pause";
-    report.rows.push(waited.near(metric, "us", travel, 0.25));
-    let row = flushed.near("watchdog: frames in the queue", "frames", 97.0, 3.0);
+    // What the receiver has taken in, at its rate; the oracle counts what has come to its buffer, 100 KB more.
+    let drained = 4.0 * Path::MTU_1024.packet.share();
+    report.rows.push(a.within("drain of 4 Gbit/s: sender", "Gbit/s", drained, 0.01));
+    let row = ratio.between("drain of 4 Gbit/s: bystander over sender", "", 1.0, 1.05);
+    report.rows.push(row.from(Source::Oracle));
+    report
+        .rows
+        .push(Row::count("drain of 4 Gbit/s: watchdog", "times", fired, 0).from(Source::Oracle));
+    if !setup.short {
+        let half = Path::MTU_1024.full() / 2.0;
+        report.rows.push(both.within("drain of 20 Gbit/s: each", "Gbit/s", half, 0.005));
+    }
+    Ok(())
+}
+
+#[expect(clippy::cast_precision_loss, reason = "of packets")]
+fn guarded(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
+    let [mut fires, mut flushed, mut later] = [(); 3].map(|()| Worst::default());
+    for seed in setup.seeds(5) {
+        progress.step(format_args!("watchdog, seed {seed}"));
+        let outcome = run(0, true, seed, setup.pick(2_300, 5_000))?;
+        let port = outcome.net.net.counters("W3", "R")?;
+        let at = port.watchdog_at.map_or(f64::NAN, |at| at.as_secs_f64() * 1e3 - STALL as f64);
+        fires.add(at);
+        flushed.add(port.watchdog_flushed as f64);
+        if seed == setup.seed {
+            report.plots.push(rates("watchdog", "Stalled, with a watchdog of 2 ms", &outcome.line));
+        }
+        if !setup.short {
+            let mark = Mark::new(outcome.net.sim(), &outcome.flows)?;
+            until(outcome.net.sim(), millis(STALL + 10));
+            later.add(mark.rates(outcome.net.sim(), &outcome.flows)?[1]);
+        }
+    }
+    let row = fires.near("watchdog of 2 ms: fires after the stall", "ms", 2.042, 0.002);
+    report.rows.push(row.from(Source::Oracle));
+    let row =
+        flushed.near("watchdog of 2 ms: packets that it throws away at once", "packets", 97.0, 3.0);
     report.rows.push(row.from(Source::Oracle));
     if !setup.short {
-        let metric = "watchdog: B, 5 to 10 ms after the stall";
-        report.rows.push(back.within(metric, "Gbit/s", PATH.full() / 2.0, 0.01));
+        let half = Path::MTU_1024.full() / 2.0;
+        let metric = "watchdog of 2 ms: bystander, 5 to 10 ms after the stall";
+        report.rows.push(later.within(metric, "Gbit/s", half, 0.01));
     }
     Ok(())
 }
 
-/// The host takes a tenth of the line in.
-fn slowed(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
-    let (mut a, mut ratio) = (Worst::default(), Worst::default());
-    let mut fired = 0;
-    for seed in setup.seeds(5) {
-        progress.step(format_args!("R at 4 Gbit/s, seed {seed}"));
-        let (net, flows) = build(Senders::Even, true, seed)?;
-        let mark = Slow::begin(&net, &flows)?;
-        let mut timeline = Timeline::default();
-        if seed == setup.seed {
-            timeline.run(net.sim(), &flows, STALL + millis(3), Duration::from_micros(50))?;
-        }
-        until(net.sim(), STALL + AFTER);
-        let (arrived, b) = mark.rates(&net, &flows)?;
-        a.add(arrived);
-        ratio.add(b / arrived);
-        fired += net.net.counters("W3", "R")?.watchdog_fired;
-        if seed == setup.seed {
-            let title = "R takes in 4 Gbit/s: what A and B get";
-            report.plots.push(over_time("slow", title, &timeline, Scale::Millis));
-            let bars = HOPS.iter().zip(&mark.asked).map(|((of, to), port)| {
-                Ok(Bar::new(format!("{to}, asked by {of}"), port.paused(&net)?))
-            });
-            report.plots.push(Plot {
-                id: "paused".into(),
-                title: "R takes in 4 Gbit/s: part of the time for which each port is paused".into(),
-                what: What::Bars(Bars { unit: "%", bars: bars.collect::<Result<_>>()? }),
-            });
-        }
-    }
-    let row = a.within("R at 4 Gbit/s: A, arrived at R, over 10 ms", "Gbit/s", 3.78, 0.01);
-    report.rows.push(row.from(Source::Oracle));
-    let row = ratio.between("R at 4 Gbit/s: B/A", "", 1.0, 1.05);
-    report.rows.push(row.from(Source::Oracle));
-    report.rows.push(Row::count("R at 4 Gbit/s: queues given up", "", fired, 0));
-    Ok(())
-}
-
-/// What was there when the host became slow.
-#[derive(Debug)]
-struct Slow {
-    flows: Mark,
-    /// Packets count when they come to its port: its buffer takes in what it does not yet.
-    here: PortMark,
-    /// The ports that will be asked to pause.
-    asked: Vec<PortMark>,
-}
-
-impl Slow {
-    fn begin(net: &Net, flows: &[Flow]) -> Result<Self> {
-        net.net.set_receiver("R", Some(slow(PATH, 4_000_000_000)))?;
-        let asked = HOPS.iter().map(|(of, to)| PortMark::new(net, to, of));
-        Ok(Self {
-            flows: Mark::new(net.sim(), flows)?,
-            here: PortMark::new(net, "R", "W3")?,
-            asked: asked.collect::<Result<_>>()?,
-        })
-    }
-
-    /// Of A and B since then.
-    fn rates(&self, net: &Net, flows: &[Flow]) -> Result<(f64, f64)> {
-        let b = self.flows.rates(net.sim(), flows)?[1];
-        Ok((self.here.arrived(net, PATH, DATA)?, b))
-    }
-}
-
-/// The host takes in as much as A has anyway.
-fn halved(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
-    let mut rates = [Worst::default(), Worst::default()];
-    let mut beyond = 0;
-    for seed in setup.seeds(5) {
-        progress.step(format_args!("R at 20 Gbit/s, seed {seed}"));
-        let (net, flows) = build(Senders::Even, false, seed)?;
-        net.net.set_receiver("R", Some(slow(PATH, LINE / 2)))?;
-        let mark = Mark::new(net.sim(), &flows)?;
-        until(net.sim(), setup.pick(millis(3), STALL + AFTER));
-        for (worst, rate) in rates.iter_mut().zip(mark.rates(net.sim(), &flows)?) {
-            worst.add(rate);
-        }
-        for (of, to) in HOPS {
-            beyond += net.net.counters(of, to)?.pauses_sent();
-        }
-    }
-    for (flow, rate) in ["A", "B"].iter().zip(&rates) {
-        let metric = format!("R at 20 Gbit/s: {flow}");
-        report.rows.push(rate.within(metric, "Gbit/s", PATH.full() / 2.0, 0.005));
-    }
-    let row = Row::count("R at 20 Gbit/s: pauses of R and between switches", "frames", beyond, 0);
-    report.rows.push(row.from(Source::Oracle));
-    Ok(())
-}
-
-/// The same once more, with senders at the full line.
-fn in_bursts(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<()> {
-    let (mut spread, mut flushed, mut ratio) =
-        (Spread::default(), Worst::default(), Worst::default());
-    for seed in setup.seeds(5) {
-        progress.step(format_args!("senders at the full line, stalled, seed {seed}"));
-        let (net, flows) = build(Senders::Bursts, true, seed)?;
-        net.net.set_receiver("R", Some(slow(PATH, 0)))?;
-        until(net.sim(), STALL + Duration::from_micros(2300));
-        flows.iter().try_for_each(Flow::check)?;
-        spread.add(&net)?;
-        flushed.add(net.net.counters("W3", "R")?.watchdog_flushed as f64);
-
-        progress.step(format_args!("senders at the full line, R at 4 Gbit/s, seed {seed}"));
-        let (net, flows) = build(Senders::Bursts, false, seed)?;
-        let mark = Slow::begin(&net, &flows)?;
-        until(net.sim(), STALL + AFTER);
-        let (arrived, b) = mark.rates(&net, &flows)?;
-        ratio.add(b / arrived);
-    }
-    spread.rows("senders at the full line", (39.2, 8.3), (83.5, 8.3), report);
-    let metric = "senders at the full line, watchdog: frames in the queue";
-    report.rows.push(flushed.near(metric, "frames", 103.0, 3.0).from(Source::Oracle));
-    let metric = "senders at the full line, R at 4 Gbit/s: B/A";
-    report.rows.push(ratio.near(metric, "", 1.058, 0.015).from(Source::Oracle));
-    Ok(())
-}
-
-/// What the time axis of a plot counts.
-#[derive(Clone, Copy, Debug)]
-enum Scale {
-    /// Microseconds since the stall.
-    Micros,
-    /// Milliseconds since the beginning.
-    Millis,
-}
-
-/// Rates of A and B.
-fn over_time(id: &str, title: &str, timeline: &Timeline, scale: Scale) -> Plot {
-    let (label, unit) = match scale {
-        Scale::Micros => ("time since the stall", "us"),
-        Scale::Millis => ("time", "ms"),
-    };
-    let at = |ms: f64| match scale {
-        Scale::Micros => (ms - STALL.as_secs_f64() * 1e3) * 1e3,
-        Scale::Millis => ms,
-    };
-    let series = ["A, to R", "B, to X"].iter().enumerate().map(|(i, name)| {
-        let points = timeline.of(i).into_iter().map(|(ms, rate)| (at(ms), rate));
-        Series::new(*name, points.collect())
-    });
+fn rates(id: &str, title: &str, line: &Timeline) -> Plot {
+    let series = ["A, sender", "B, bystander"].into_iter().enumerate();
     Plot {
         id: id.into(),
-        title: title.into(),
+        title: format!("{title}: payload of both flows"),
         what: What::Lines(Lines {
-            x: Axis::new(label, unit),
+            x: Axis::new("time", "ms"),
             y: Axis::new("payload", "Gbit/s"),
-            series: series.collect(),
-            levels: vec![Level::new(PATH.full() / 2.0, "half a line")],
+            series: series.map(|(i, name)| Series::new(name, line.of(i))).collect(),
+            levels: vec![Level::new(Path::MTU_1024.full() / 2.0, "half")],
             window: None,
         }),
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_passes_and_repeats() {
-        super::super::watch::tests::short_passes_and_repeats(&E7);
     }
 }

@@ -1,8 +1,14 @@
 //! E8: what a lost packet costs, by the way it is recovered.
 
+use softroce::sim::{Action, Class, Rule, SwitchConfig, When};
+use softroce::wire::opcode::Operation;
+
+use super::net;
 use super::plot::{Axis, Level, Lines, Plot, Series, Style, What};
 use super::report::{Report, Row};
 use super::sizes::{AETH, Ip, Packet, wire};
+use super::star::{Star, alike, drawing};
+use super::worst::{Worst, millis};
 use super::{About, Experiment, Progress, Result, Setup};
 
 /// See the module.
@@ -14,8 +20,10 @@ const ABOUT: About = About {
     name: "loss",
     title: "What a lost packet costs",
     question: "How much of a line is left when packets are lost, with go-back-N and with selective repeat?",
-    full: "packets sent again for each loss, and payload with every 256th packet lost, as the closed form has them",
-    short: "the same",
+    full: "closed forms as tabled. One flow, 40G, 4 us, path MTU 1024, 221 ms: every 256th packet lost, payload within 2 % \
+           of the line of 33.852 Gbit/s, and within 0.5 % of 1 - n/256 with n as counted; random losses of 0.01 and 0.1 %, \
+           5 seeds, within 2 % of the line of the closed form",
+    short: "closed forms as tabled; every 256th packet lost, 11 ms, as in the full variant",
 };
 
 /// A path: line (Gbit/s), round trip of propagation (us), path MTU; packets sent for nothing per loss, and Gbit/s of
@@ -67,8 +75,10 @@ impl Experiment for E8 {
         &ABOUT
     }
 
-    fn run(&self, setup: &Setup, _: &mut Progress) -> Result<Report> {
+    fn run(&self, setup: &Setup, progress: &mut Progress) -> Result<Report> {
         let mut report = Report::new(&ABOUT, setup);
+        report.drawing = Some(drawing(&["H0"]).tag("SW", "loses"));
+        progress.expect(setup.pick(1, 11));
         for (gbits, us, mtu, n, payload) in PATHS {
             let packet = Packet::of(mtu);
             let path = Path { bits_per_s: gbits * 1e9, round_trip: us * 1e-6, packet };
@@ -90,7 +100,8 @@ impl Experiment for E8 {
                 format!("go-back-N, 40G, 4 us, path MTU 1024, loss {}", super::report::number(p));
             report.rows.push(Row::near(metric, "% of the line", measured, expected, 0.01));
         }
-        report.plots = vec![over_loss(&star)];
+        let measured = packets(&mut report, setup, progress, &star)?;
+        report.plots = vec![over_loss(&star, measured)];
         report.lesson = vec![
             "Reliable connections go back: the responder takes packets in order only, so with one lost packet all that \
              follow it are thrown away until its retransmission arrives. That takes a round trip, and a round trip is many \
@@ -110,8 +121,71 @@ impl Experiment for E8 {
     }
 }
 
+/// What of a flow arrives when packets are lost.
+#[derive(Clone, Copy, Debug)]
+struct Outcome {
+    /// Gbit/s of payload.
+    payload: f64,
+    /// Packets sent again per packet lost.
+    again: f64,
+}
+
+/// One flow, and packets that get lost at the switch.
+#[expect(clippy::cast_precision_loss, reason = "of counts")]
+fn lossy(seed: u64, when: When, ms: u64) -> Result<Outcome> {
+    let path = net::Path::MTU_1024;
+    let config = SwitchConfig { pfc: None, ..path.switch() };
+    let star = Star::new(path, config, seed, &alike(path, 1, seed, false)?)?;
+    let sim = star.net.sim();
+    let from = sim.host_of(&star.net.station("H0").ctx)?;
+    let data = Class::Operation(Operation::Write);
+    let rule = sim.rule_while(Rule::new(data, Action::Drop).from(from).when(when))?;
+    let rates = star.rates_until(millis(ms))?;
+    let again = star.net.station("H0").counter("retransmitted_pkts")?;
+    let lost = rule.hits().hits;
+    Ok(Outcome { payload: rates.iter().sum(), again: again as f64 / lost as f64 })
+}
+
+/// Runs them; percent lost, and percent of the line that delivers.
+#[expect(clippy::cast_precision_loss, reason = "of counts")]
+fn packets(
+    report: &mut Report,
+    setup: &Setup,
+    progress: &Progress,
+    star: &Path,
+) -> Result<Vec<(f64, f64)>> {
+    let full = net::Path::MTU_1024.full();
+    let mut measured = Vec::new();
+    progress.step("every 256th packet lost");
+    let outcome = lossy(setup.seed, When::Every(256), setup.pick(11, 221))?;
+    let metric = "measured, every 256th packet lost: payload";
+    report.rows.push(Row::near(metric, "Gbit/s", outcome.payload, 33.852, 0.02 * full));
+    let metric = "measured, every 256th packet lost: packets sent again per loss";
+    report.rows.push(Row::near(metric, "packets", outcome.again, star.wasted() as f64, 1.0));
+    let counted = full * (1.0 - outcome.again / 256.0);
+    let metric = "the same, by packets counted: payload";
+    report.rows.push(Row::within(metric, "Gbit/s", outcome.payload, counted, 0.005));
+    measured.push((100.0 / 256.0, 100.0 * outcome.payload / full));
+    if setup.short {
+        return Ok(measured);
+    }
+    for p in [1e-4, 1e-3] {
+        let mut delivering = Worst::default();
+        for seed in setup.seeds(5) {
+            progress.step(format_args!("loss {p}, seed {seed}"));
+            let outcome = lossy(seed, When::Chance(p), 221)?;
+            delivering.add(100.0 * outcome.payload / full);
+        }
+        let expected = 100.0 * go_back_n(p, star.wasted() as f64, star.slots(1e-3));
+        let metric = format!("measured, random loss {}", super::report::number(p));
+        report.rows.push(delivering.near(metric, "% of the line", expected, 2.0));
+        measured.push((p * 100.0, delivering.first()));
+    }
+    Ok(measured)
+}
+
 #[expect(clippy::cast_precision_loss, reason = "small counts")]
-fn over_loss(path: &Path) -> Plot {
+fn over_loss(path: &Path, measured: Vec<(f64, f64)>) -> Plot {
     let losses: Vec<f64> =
         (0..=60).map(|i| 10_f64.powf(f64::from(i).mul_add(0.05, -5.0))).collect();
     let n = path.wasted() as f64;
@@ -130,6 +204,7 @@ fn over_loss(path: &Path) -> Plot {
                 series("go-back-N, second NAK after 1 ms", &|p| go_back_n(p, n, again)),
                 series("go-back-N, timer of 67 ms", &|p| go_back_n(p, n, timer))
                     .style(Style::Dashed),
+                Series::new("go-back-N, measured", measured).style(Style::Dots),
             ],
             levels: vec![Level::new(100.0, "line")],
             window: None,

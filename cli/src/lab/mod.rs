@@ -18,11 +18,15 @@ use serde::Serialize;
 
 use crate::output::{BAD_INPUT, complain, print};
 
+mod bench;
 mod drawing;
+mod e1;
 mod e10;
 mod e11;
 mod e12;
 mod e2;
+mod e3;
+mod e4;
 mod e5;
 mod e6;
 mod e7;
@@ -34,6 +38,7 @@ mod net;
 mod plot;
 mod report;
 mod sizes;
+mod star;
 mod svg;
 mod theory;
 mod traffic;
@@ -69,6 +74,8 @@ enum What {
     },
     /// Run experiments
     Run(RunArgs),
+    /// How fast the simulator is on this machine
+    Bench(bench::BenchArgs),
 }
 
 #[derive(Debug, clap::Args)]
@@ -204,13 +211,26 @@ impl From<softroce::verbs::Error> for Failure {
 pub(crate) type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// All experiments, in the order of their numbers.
-const ALL: &[&dyn Experiment] =
-    &[&e2::E2, &e5::E5, &e6::E6, &e7::E7, &e8::E8, &e9::E9, &e10::E10, &e11::E11, &e12::E12];
+const ALL: &[&dyn Experiment] = &[
+    &e1::E1,
+    &e2::E2,
+    &e3::E3,
+    &e4::E4,
+    &e5::E5,
+    &e6::E6,
+    &e7::E7,
+    &e8::E8,
+    &e9::E9,
+    &e10::E10,
+    &e11::E11,
+    &e12::E12,
+];
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {
         What::List { json } => return list(*json),
         What::Run(args) => run_all(args),
+        What::Bench(args) => bench::bench(args),
     };
     let (what, status) = match done {
         Ok(status) => return status,

@@ -41,11 +41,6 @@ impl Path {
         LINE as f64 / 1e9 * self.packet.share()
     }
 
-    /// Gbit/s on the wire of a flow with so much payload.
-    pub(crate) fn wire(self, payload: f64) -> f64 {
-        payload / self.packet.share()
-    }
-
     /// A start within so many packet times of the beginning.
     pub(crate) fn start(self, jitter: &mut Jitter, packets: u32) -> Duration {
         let time = Duration::from_secs_f64(self.packet.time(LINE as f64) * f64::from(packets));

@@ -208,7 +208,6 @@ pub(crate) fn number(value: f64) -> String {
 }
 
 /// The value that its six digits say.
-#[expect(clippy::float_cmp, reason = "whether there is a fraction at all")]
 fn six_digits(value: f64) -> f64 {
     if value.fract() == 0.0 && value.abs() < 9e15 {
         // Without the sign of zero.

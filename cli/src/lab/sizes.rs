@@ -20,8 +20,6 @@ const FCS: u32 = 4;
 const FRAME_MIN: u32 = 64;
 /// Preamble, start of frame, and the gap between two frames.
 pub(crate) const GAP: u32 = 8 + 12;
-/// A PFC frame: the shortest there is.
-pub(crate) const PFC_FRAME: u32 = FRAME_MIN;
 const IPV4: u32 = 20;
 const IPV6: u32 = 40;
 const UDP: u32 = 8;
@@ -31,8 +29,6 @@ const ICRC: u32 = 4;
 pub(crate) const RETH: u32 = 16;
 /// Acknowledgement header: ACKs, and READ responses but for those in the middle.
 pub(crate) const AETH: u32 = 4;
-/// What a CNP carries in the place of a payload.
-pub(crate) const CNP_BODY: u32 = 16;
 
 /// A version of IP.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +153,9 @@ pub(crate) fn write_wire(ip: Ip, len: u64, mtu: u32) -> u64 {
 mod tests {
     use super::*;
 
+    /// What a CNP carries in the place of a payload.
+    const CNP_BODY: u32 = 16;
+
     /// The sums against the library's own packets: all kinds, all pads, both versions of IP.
     #[test]
     fn sums_of_headers_are_what_is_built() {
@@ -188,7 +187,6 @@ mod tests {
         assert_eq!(Packet::of(4096), Packet { mtu: 4096, frame: 4158, wire: 4178 });
         assert!((Packet::of(1024).time(40e9) * 1e12 - 221_200.0).abs() < 1e-6);
         assert_eq!((frame(Ip::V4, AETH, 0), frame(Ip::V4, CNP_BODY, 0)), (66, 78));
-        assert_eq!(PFC_FRAME + GAP, 84);
         assert_eq!(write_wire(Ip::V4, 4 << 20, 1024), 4096 * 1106 + 16);
         assert_eq!(write_wire(Ip::V4, 1025, 1024), 1122 + u64::from(wire(Ip::V4, 0, 1)));
         assert_eq!(write_wire(Ip::V4, 64, 1024), 162);

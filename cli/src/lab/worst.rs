@@ -94,8 +94,8 @@ mod tests {
             worst.add(value);
         }
         assert!((worst.first() - 10.0).abs() < 1e-12);
-        assert!(worst.within("a", "", 10.0, 0.03).ok && !worst.within("a", "", 10.0, 0.02).ok);
-        assert!((worst.within("a", "", 10.0, 0.03).value - 10.3).abs() < 1e-12);
+        assert!(worst.within("a", "", 10.0, 0.031).ok && !worst.within("a", "", 10.0, 0.02).ok);
+        assert!((worst.within("a", "", 10.0, 0.031).value - 10.3).abs() < 1e-12);
         assert!((worst.at_least("a", "", 9.0).value - 9.8).abs() < 1e-12);
         assert!((worst.at_most("a", "", 11.0).value - 10.3).abs() < 1e-12);
         assert!(worst.between("a", "", 9.0, 11.0).ok && worst.near("a", "", 10.0, 0.31).ok);

@@ -76,6 +76,14 @@ impl Dcqcn {
         })
     }
 
+    /// The same, beginning at another rate than the line's: for experiments with flows that are not alike.
+    #[must_use]
+    pub fn starting_at(mut self, bits_per_s: u64) -> Self {
+        let rate = bits_per_s.clamp(self.config.min_rate, self.config.line_rate);
+        (self.rate, self.target) = (rate, rate);
+        self
+    }
+
     /// Its parameters.
     pub fn config(&self) -> &DcqcnConfig {
         &self.config

@@ -583,3 +583,25 @@ fn the_same_seed_gives_the_same_network() {
     assert_eq!(run(7), run(7));
     assert_ne!(run(7), run(8));
 }
+
+/// A port of 40 Gbit/s that gets half of a line with a threshold of 24,470 bytes asks for a pause every 10.64 us, and it
+/// does not matter which of two is ahead, nor by how much.
+#[test]
+fn pauses_are_as_many_as_arithmetic_says() {
+    for ahead in [0, 59, 300] {
+        let mut net = Fabric::new(1);
+        let threshold = Threshold::Fixed(24_470);
+        let s = net.add_switch(SwitchConfig { threshold, ..SwitchConfig::default() }).unwrap();
+        let [a, b, r] = [(); 3].map(|()| on(&mut net, s));
+        let mut play = Play::new(net);
+        play.flow(a, r, 2);
+        play.run_to(ns(ahead));
+        play.flow(b, r, 2);
+        play.run_to(Instant::ZERO + ms(5));
+        let sent = |host| {
+            let port = play.net.port_to(host).unwrap();
+            play.net.port_counters(port).unwrap().pauses_sent()
+        };
+        assert_eq!(sent(a) + sent(b), 940, "{ahead} ns ahead");
+    }
+}

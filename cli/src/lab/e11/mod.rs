@@ -59,7 +59,6 @@ fn bus_bandwidth(ranks: u64, bytes: u64, seconds: f64) -> f64 {
     2.0 * (ranks - 1) as f64 / ranks as f64 * bytes as f64 * 8.0 / seconds
 }
 
-#[expect(clippy::cast_precision_loss, reason = "small counts")]
 impl Experiment for E11 {
     fn about(&self) -> &'static About {
         &ABOUT

@@ -1,8 +1,11 @@
 //! E5: how long the queue is that DCQCN leaves, by its marking thresholds and the number of flows.
 
+mod packets;
+
 use super::fluid::{Span, together};
 use super::plot::{Axis, Level, Lines, Plot, Series, Style, What};
 use super::report::{Report, Row, Source};
+use super::star::drawing;
 use super::theory::{Params, fixed_point};
 use super::{About, Experiment, Progress, Result, Setup};
 
@@ -16,8 +19,11 @@ const ABOUT: About = About {
     title: "The queue that marking leaves",
     question: "N flows share a 40G port under DCQCN: how long does its queue become?",
     full: "the fluid model comes to rest within 0.5 % of the root of its equations; beyond the ramp the queue stays \
-           between 180.5 and 204 KB",
-    short: "the same",
+           between 180.5 and 204 KB. Path MTU 1024, 5 seeds, 20 to 120 ms: the mean queue within 15 % of the oracle's and \
+           -10 to +40 % of the root, CNPs 2 to 20 % above theory, utilisation at least 99.5 %, the first peak within 15 %; \
+           other ramps within 15 % of the oracle",
+    short: "the model as in the full variant. 1 seed: path MTU 1024, 8 and 10 flows, 10 to 25 ms: mean queue within 15 % of \
+            100 and 124 KB; path MTU 4096, 2 and 4 flows, 20 to 60 ms: within 40 % of 64.5 and 20 % of 144 KB",
 };
 
 impl Experiment for E5 {
@@ -28,7 +34,8 @@ impl Experiment for E5 {
     fn run(&self, setup: &Setup, progress: &mut Progress) -> Result<Report> {
         let mut report = Report::new(&ABOUT, setup);
         let k = Params::paper(1024);
-        progress.expect(6);
+        report.drawing = Some(drawing(&["H0", "H1", "H2", "H3"]));
+        progress.expect(6 + setup.pick(4, 50));
         let mut runs = Vec::new();
         for n in [2, 4, 8, 10, 16, 32] {
             progress.step(format_args!("fluid model, {n} flows"));
@@ -48,7 +55,9 @@ impl Experiment for E5 {
             let points = points.map(|(t, q)| (t * 1e3, q / 1e3)).collect();
             runs.push(Series::new(format!("{n} flows"), points));
         }
-        report.plots = vec![over_time(runs, &k), over_flows()];
+        let measured = packets::run(&mut report, setup, progress)?;
+        report.plots.push(over_time(runs, &k));
+        report.plots.push(over_flows(measured));
         report.lesson = vec![
             "A flow under DCQCN stays at its fair share only if it is told often enough to slow down: the cuts must undo \
              what the timer and the byte counter add. So each number of flows has one marking probability at which it \
@@ -93,7 +102,7 @@ fn cut(mut series: Series) -> Series {
     series
 }
 
-fn over_flows() -> Plot {
+fn over_flows(measured: Vec<(f64, f64)>) -> Plot {
     let of = |mtu: u32| {
         let k = Params::paper(mtu);
         let point = |n: u32| (f64::from(n), fixed_point(f64::from(n), &k).queue.min(k.kmax) / 1e3);
@@ -105,7 +114,11 @@ fn over_flows() -> Plot {
         what: What::Lines(Lines {
             x: Axis::new("flows", ""),
             y: Axis::new("queue", "KB"),
-            series: vec![of(1024), of(4096).style(Style::Dashed)],
+            series: vec![
+                of(1024),
+                of(4096).style(Style::Dashed),
+                Series::new("measured, path MTU 1024", measured).style(Style::Dots),
+            ],
             levels: vec![Level::new(200.0, "Kmax")],
             window: None,
         }),
