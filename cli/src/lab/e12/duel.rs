@@ -184,7 +184,10 @@ pub(super) fn two(control: Control, first: [u64; 2], seed: u64, end: Duration) -
     Ok(Two { over_time, fair })
 }
 
-/// Sizes of flows of a web search cluster in kilobytes, and which part of flows is not larger.
+/// Bytes of the packets in which [`WEBSEARCH`] counts.
+const UNIT: f64 = 1460.0;
+/// Sizes of flows of a web search cluster in packets, and which part of flows is not larger (after Alizadeh et al., "Data
+/// Center TCP", SIGCOMM 2010, as simulations since have it).
 const WEBSEARCH: [(f64, f64); 12] = [
     (0.0, 0.0),
     (6.0, 0.15),
@@ -216,16 +219,16 @@ fn size(part: f64) -> usize {
         let [(from, p), (to, q)] = [w[0], w[1]];
         (part <= q).then(|| from + (to - from) * (part - p) / (q - p))
     };
-    let kilobytes = steps.filter_map(within).next().unwrap_or(20_000.0);
-    #[expect(clippy::cast_possible_truncation, reason = "at most 20 MB")]
+    let packets = steps.filter_map(within).next().unwrap_or(20_000.0);
+    #[expect(clippy::cast_possible_truncation, reason = "at most 30 MB")]
     #[expect(clippy::cast_sign_loss, reason = "sizes are positive")]
-    let bytes = (kilobytes * 1e3) as usize;
+    let bytes = (packets * UNIT).round() as usize;
     bytes.max(1)
 }
 
 /// Bytes of a flow on average.
 fn mean() -> f64 {
-    let middle = |w: &[(f64, f64)]| f64::midpoint(w[0].0, w[1].0) * (w[1].1 - w[0].1) * 1e3;
+    let middle = |w: &[(f64, f64)]| f64::midpoint(w[0].0, w[1].0) * (w[1].1 - w[0].1) * UNIT;
     WEBSEARCH.windows(2).map(middle).sum()
 }
 
@@ -343,10 +346,10 @@ mod tests {
     fn flows_are_as_large_and_as_many_as_they_should_be() {
         assert_eq!(
             [size(0.15), size(0.53), size(0.6), size(0.85)],
-            [6000, 53_000, 133_000, 2_333_000]
+            [8760, 77_380, 194_180, 3_406_180]
         );
-        assert_eq!(size(1.0), 20_000_000);
-        assert!((mean() / 1e6 - 1.71).abs() < 0.1, "{}", mean());
+        assert_eq!(size(1.0), 29_200_000);
+        assert!((mean() / 1e6 - 1.66).abs() < 0.02, "{}", mean());
         let all = arrivals(1, 0.8, Duration::from_secs(20));
         let sum: usize = all.iter().map(|a| a.bytes).sum();
         let load = sum as f64 * 8.0 / 20.0 / LINE as f64;
