@@ -274,6 +274,49 @@ fn a_port_can_be_captured_with_its_pauses() {
     assert!(pauses > 10 && packets > 10);
 }
 
+/// What was not sent during a pause is not made up for behind it: a NIC that paces builds no packets that cannot leave.
+#[test]
+fn a_slow_flow_stays_slow_behind_a_pause() {
+    let config = SwitchConfig { threshold: Threshold::Fixed(20_000), ..switch(false) };
+    let net = Topology::star(2, config, &forty()).build(1).unwrap();
+    let (a, b) = (net.host("h0").unwrap(), net.host("h1").unwrap());
+    let (pd, cq, theirs) = (a.alloc_pd().unwrap(), a.create_cq(4).unwrap(), b.alloc_pd().unwrap());
+    let ten = softroce::cc::Fixed::bits_per_second(10_000_000_000);
+    let qp = pd.create_qp(QpType::Rc, &cq).congestion_control(ten).build().unwrap();
+    let peer = theirs.create_qp(QpType::Rc, &b.create_cq(1).unwrap()).build().unwrap();
+    let mtu = |peer: &QpEndpoint| QpAttr::default().path_mtu(Mtu::B1024).ah(peer.ah());
+    qp.connect_with(&peer.endpoint(), mtu(&peer.endpoint())).unwrap();
+    peer.connect_with(&qp.endpoint(), mtu(&qp.endpoint())).unwrap();
+    let to = theirs.alloc_mr(1 << 20, Access::REMOTE).unwrap();
+    let from = pd.alloc_mr(1 << 20, Access::LOCAL).unwrap();
+    let file = std::env::temp_dir().join(format!("softroce-slow-{}.pcapng", std::process::id()));
+    net.pcap("h0", "sw", &file).unwrap();
+    qp.post_send([SendWr::write(1, from.sge(..), to.remote())]).unwrap();
+
+    let pass = |us| net.sim().block_on(net.sim().sleep(Duration::from_micros(us)));
+    pass(100);
+    let stalled = Receiver { bits_per_s: 0, buffer: 50_000, xoff: 10_000, xon: 5_000 };
+    net.set_receiver("h1", Some(stalled)).unwrap();
+    pass(100);
+    net.set_receiver("h1", None).unwrap();
+    cq.wait(Duration::from_secs(1)).unwrap().ok().unwrap();
+    net.stop_pcaps().unwrap();
+    let bytes = std::fs::read(&file).unwrap();
+    std::fs::remove_file(&file).unwrap();
+    let mut reader = softroce::capture::Reader::new(&bytes[..]).unwrap();
+    let mut times = Vec::new();
+    while let Some(record) = reader.next_record().unwrap() {
+        times.push(record.time.unwrap().as_nanos());
+    }
+    assert_eq!(times.len(), 1024);
+    let gaps: Vec<u64> = times.windows(2).map(|w| w[1] - w[0]).collect();
+    // A packet takes 884.8 ns at 10 Gbit/s; 200 ns of being late are made up for.
+    let (least, most) = (gaps.iter().min().unwrap(), gaps.iter().max().unwrap());
+    assert!(*most > 40_000, "it was paused: {most}");
+    assert!(*least >= 684, "{least}");
+    assert_eq!(gaps.iter().filter(|&&gap| gap < 880).count(), 1, "{gaps:?}");
+}
+
 /// The same seed gives the same packets, by whatever way.
 #[test]
 fn equal_seeds_give_equal_networks() {

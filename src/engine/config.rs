@@ -38,9 +38,11 @@ pub struct EngineConfig {
     pub cc: Algorithm,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,
-    /// How far ahead of its pace a packet may leave: credit for segmented sends, and all that a queue pair gets back that
-    /// was late or blocked. Zero: each packet alone, at its own moment. Below a microsecond, timers tick in nanoseconds.
+    /// How far ahead of its pace a packet may leave: credit for segmented sends. Zero: each packet alone, at its own
+    /// moment. Below a microsecond, timers tick in nanoseconds.
     pub pacing_burst: Duration,
+    /// How much of the time that a queue pair was late or blocked it makes up for, besides the burst.
+    pub pacing_credit: Duration,
     /// Packets in a row without a request for an ACK, at most. `u32::MAX`, with the window off: only the last packet of a
     /// message asks.
     pub ack_every: u32,
@@ -76,6 +78,7 @@ impl EngineConfig {
             cnp: CnpConfig::default(),
             // Enough for one segmented send at high rates.
             pacing_burst: Duration::from_micros(20),
+            pacing_credit: Duration::ZERO,
             ack_every: 64,
             elide: false,
             pkeys: vec![Pkey::DEFAULT],

@@ -101,7 +101,11 @@ impl Fabric {
         let waiting = Waiting { id, frame, via };
         if p.is_idle(self.moment, priority) {
             p.counters.note_queued(priority, frame);
-            return self.start(pipe, waiting, priority, frame, self.moment);
+            // A host that waited for the end of a pause was told of it at the end of a nanosecond, and would have been
+            // there.
+            let waited = !p.queues_frames() && p.released.ceil() == self.now;
+            let ready = if waited { p.released } else { self.moment };
+            return self.start(pipe, waiting, priority, frame, ready);
         }
         // A host asks for room before it sends; a switch has no choice but to drop.
         if matches!(p.from, Node::Switch(_)) && !p.managed && !p.has_room_for(frame) {
@@ -240,6 +244,7 @@ impl Fabric {
         };
         let sent = p.line.send(ready, frame);
         p.last_arrival = p.last_arrival.max(later(sent, p.link.delay, jitter));
+        p.last_priority = priority;
         p.counters.count_sent(priority, frame);
         self.events.push(p.last_arrival, Event::Arrive(id));
         if matches!(p.to, Node::Host(_)) {
@@ -454,13 +459,14 @@ impl Fabric {
 
     pub(super) fn uplink_has_room(&self, host: usize) -> bool {
         let p = &self.pipes[self.hosts[host].cable];
-        p.is_empty() || p.queued() < p.link.queue
+        if p.is_empty() { !p.is_held_at_source() } else { p.queued() < p.link.queue }
     }
 
     /// Wakes a host that waits for room, if there is enough to make it worth while: half the queue.
     pub(super) fn offer_room(&mut self, host: usize) {
         let p = &self.pipes[self.hosts[host].cable];
-        if self.hosts[host].wants_room && p.queued() <= p.link.queue / 2 {
+        let has_room = p.queued() <= p.link.queue / 2 && !p.is_held_at_source();
+        if self.hosts[host].wants_room && has_room {
             self.hosts[host].wants_room = false;
             self.wake(host);
         }

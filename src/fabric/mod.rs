@@ -469,7 +469,8 @@ impl Fabric {
     }
 
     /// Whether a host should go on sending: its own end of the cable has room. If not, it is woken when
-    /// half of the queue is free.
+    /// half of the queue is free. A host that may queue less than a frame has none, either, while the priority in which
+    /// it sent last is paused.
     ///
     /// # Panics
     /// If `host` is not of this fabric.
@@ -477,6 +478,14 @@ impl Fabric {
         let has_room = self.uplink_has_room(host.index());
         self.hosts[host.index()].wants_room = !has_room;
         has_room
+    }
+
+    /// Whether a host may have more than one frame waiting for its cable.
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn queues_frames(&self, host: HostId) -> bool {
+        self.pipes[self.hosts[host.index()].cable].queues_frames()
     }
 
     /// When something happens next; `None`: never, unless somebody sends.

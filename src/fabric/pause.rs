@@ -213,6 +213,7 @@ impl Fabric {
         let watchdog = self.watchdog_of(pipe);
         let p = &mut self.pipes[pipe];
         p.paused.mask &= !(1 << priority);
+        p.released = self.moment;
         let lasted = now.saturating_since(p.paused.since(priority));
         p.counters.count_paused(priority, nanos(lasted));
         if p.paused.given_up & 1 << priority != 0

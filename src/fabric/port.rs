@@ -102,6 +102,15 @@ impl Port for FabricPort {
         Ok(())
     }
 
+    fn room(&mut self) -> usize {
+        let mut fabric = self.fabric.lock();
+        match (fabric.has_room(self.host), fabric.queues_frames(self.host)) {
+            (false, _) => 0,
+            (true, true) => usize::MAX,
+            (true, false) => 1,
+        }
+    }
+
     #[cfg(unix)]
     fn readiness(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -18,6 +18,9 @@ use super::ports::PipeCounters;
 use super::store::PacketId;
 use super::switch::{Ingress, PRIORITIES, Scheduler};
 
+/// The shortest frame of an Ethernet.
+const SHORTEST: usize = 64;
+
 /// What a pipe begins at or leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Node {
@@ -71,6 +74,10 @@ pub(super) struct Pipe {
     pub(super) control: VecDeque<PauseFrame>,
     /// What its sender was asked to pause.
     pub(super) paused: Paused,
+    /// Priority of the frame that went onto the line last.
+    pub(super) last_priority: u8,
+    /// When a pause was over last.
+    pub(super) released: Moment,
     /// What came by it and lies in the switch at its end.
     pub(super) ingress: Ingress,
     pub(super) counters: PipeCounters,
@@ -104,6 +111,8 @@ impl Pipe {
             sending: None,
             control: VecDeque::new(),
             paused: Paused::default(),
+            last_priority: 0,
+            released: Moment::ZERO,
             ingress: Ingress::default(),
             counters: PipeCounters::default(),
             queues: [const { VecDeque::new() }; PRIORITIES],
@@ -146,6 +155,17 @@ impl Pipe {
     /// Frame bytes of a priority waiting.
     pub(super) fn queued_of(&self, priority: u8) -> usize {
         self.bytes[usize::from(priority)]
+    }
+
+    /// Whether the queue is one of several frames.
+    pub(super) const fn queues_frames(&self) -> bool {
+        self.link.queue >= SHORTEST
+    }
+
+    /// Whether a NIC that queues less than a frame builds none: what it sent last was asked to pause. A frame built
+    /// meanwhile would leave late, and right before the next one, as if its flow were faster than it is.
+    pub(super) const fn is_held_at_source(&self) -> bool {
+        !self.queues_frames() && self.paused.is(self.last_priority)
     }
 
     /// Whether another frame may wait. A switch drops what may not; a host does not send it.

@@ -182,34 +182,44 @@ impl Core {
     /// Sends what the engine has, until the network takes no more or the bound is reached. Says how many
     /// transmissions were made.
     fn transmit(&mut self, now: Instant, acks: Acks) -> usize {
+        // What the network did not take before goes first.
+        if !self.tx.is_empty() && !self.hand_over() {
+            return 0;
+        }
         let mut sent = 0;
-        loop {
+        while !self.broken && self.engine.has_transmit() {
+            let most = self.port.room().min(TRANSMITS - sent);
             let segmented = self.engine.caps().gso_segments_v4 > 1;
             let room = if segmented { ROOM_SEGMENTED } else { ROOM_SINGLE };
-            while sent < TRANSMITS && self.tx.spare().len() >= room {
+            let mut built = 0;
+            while built < most && self.tx.spare().len() >= room {
                 let Some((transmit, owner)) = self.engine.poll_transmit(now, acks, self.tx.spare())
                 else {
                     break;
                 };
                 self.tx.commit(transmit, owner);
-                sent += 1;
+                built += 1;
             }
-            if self.tx.is_empty() || self.broken {
-                return sent;
-            }
-            if let Err(_e) = self.port.send(&mut self.tx) {
-                self.fail();
-                return sent.max(1);
-            }
-            // A kernel that refuses to segment shows it here, and the packets that follow must know.
-            let caps = self.port.caps();
-            if caps != *self.engine.caps() {
-                self.engine.set_caps(caps);
-            }
-            if !self.tx.is_empty() || sent >= TRANSMITS {
-                return sent;
+            sent += built;
+            if built == 0 || !self.hand_over() {
+                break;
             }
         }
+        sent
+    }
+
+    /// Gives the network what is staged. `false`: not all of it was taken.
+    fn hand_over(&mut self) -> bool {
+        if let Err(_e) = self.port.send(&mut self.tx) {
+            self.fail();
+            return false;
+        }
+        // A kernel that refuses to segment shows it here, and the packets that follow must know.
+        let caps = self.port.caps();
+        if caps != *self.engine.caps() {
+            self.engine.set_caps(caps);
+        }
+        self.tx.is_empty()
     }
 
     /// Publishes completions and events, and tells who waits for them.

@@ -76,6 +76,13 @@ pub trait Port: Send + Debug {
     /// When the port can send no more.
     fn send(&mut self, tx: &mut TxBatch) -> io::Result<()>;
 
+    /// How many transmissions to build before the next [`Port::send`]. With more than it takes at once the rest is
+    /// staged, and leaves later than it was planned for: fine where a queue follows in any case, wrong where packets are
+    /// paced one by one. Cheap: asked before each batch.
+    fn room(&mut self) -> usize {
+        usize::MAX
+    }
+
     /// Becomes readable when [`Port::recv`] has something. `None`: in memory, never slept on.
     #[cfg(unix)]
     fn readiness(&self) -> Option<BorrowedFd<'_>>;
@@ -139,6 +146,10 @@ impl Port for Box<dyn Port> {
 
     fn send(&mut self, tx: &mut TxBatch) -> io::Result<()> {
         (**self).send(tx)
+    }
+
+    fn room(&mut self) -> usize {
+        (**self).room()
     }
 
     #[cfg(unix)]

@@ -13,6 +13,9 @@ use std::sync::Arc;
 
 /// Datagrams that Linux segments one send into, at most: what a NIC does here, it does there.
 const SEGMENTS: usize = 64;
+/// What a host that paces exactly makes up for after a pause or a wait: next to nothing of a slow flow, and at the rate
+/// of the line enough for the line to be busy at once.
+const CREDIT: Duration = Duration::from_nanos(200);
 /// Bytes of a datagram that are carried where payload is not: all headers that there are, and more.
 const CARRIED: usize = 128;
 
@@ -104,6 +107,7 @@ impl Sim {
                 config.ack_every = u32::MAX;
                 config.ack_delay = Duration::ZERO;
                 config.pacing_burst = Duration::ZERO;
+                config.pacing_credit = CREDIT;
             }
         })
     }

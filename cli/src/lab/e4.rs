@@ -26,10 +26,6 @@ const ABOUT: About = About {
             no pauses with 8 and 16; a fixed threshold with 8 over 20 ms",
 };
 
-/// What is known of pauses that go on where the model has fewer.
-const LINGERS: &str = "with a threshold of 24 KB for each port a flow that is a little faster than its share is paused before marks \
-                       have slowed it; the model has fewer such moments, and which of the two is closer to hardware is not known";
-
 /// Settings of the switch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Setting {
@@ -191,7 +187,7 @@ fn short(
     let fixed = over_seeds(setup, progress, Setting::Fixed, 8, (10, 20))?;
     let metric = "marks, fixed threshold, 8 flows, 10 to 20 ms: pauses";
     let row = fixed.pauses.at_most(metric, "frames", 0.12 * 2740.0);
-    report.rows.push(row.from(Source::Oracle).why(LINGERS));
+    report.rows.push(row.from(Source::Oracle));
     bars.push(Bar::new("pauses alone, 2 flows, 5 ms", alone.pauses.first()).expected(940.0, 0.05));
     bars.push(Bar::new("fixed threshold, 8 flows, 10 ms", fixed.pauses.first()).group(1));
     Ok(())

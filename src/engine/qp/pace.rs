@@ -5,7 +5,8 @@
 //!
 //! *Rules.* A packet costs what it takes on an Ethernet: its frame, at least the shortest one, with preamble and gap.
 //! So queue pairs whose rates add up to that of the link fill the link. The time of a packet begins when the packet
-//! begins to leave; what nobody used while the queue pair was silent, late or blocked is lost, but for the burst
+//! begins to leave; what nobody used while the queue pair was silent, late or blocked is lost, but for the credit
+//! ([`EngineConfig::pacing_credit`](crate::engine::EngineConfig::pacing_credit)) and the burst
 //! ([`EngineConfig::pacing_burst`](crate::engine::EngineConfig::pacing_burst)): so far ahead of its time a packet may
 //! leave. A queue pair that has used its burst up waits until half of it is there again, so that packets leave in groups,
 //! and none later than at its own moment. When the rate changes, what is still to be paid is paid at the new rate: else a cut would be felt one packet
@@ -71,12 +72,13 @@ impl Pace {
 
     /// A packet of `wire` bytes begins to leave.
     #[inline]
-    fn charge(&mut self, now: Instant, wire: u32) {
+    fn charge(&mut self, now: Instant, credit: Duration, wire: u32) {
         if self.rate == 0 {
             return;
         }
-        if self.next < now {
-            (self.next, self.rest) = (now, 0);
+        let earliest = now.earlier(credit);
+        if self.next < earliest {
+            (self.next, self.rest) = (earliest, 0);
         }
         let due = u64::from(wire) * 8 * 1_000_000_000 + self.rest;
         self.next = Instant::from_nanos(self.next.as_nanos().saturating_add(due / self.rate));
@@ -168,7 +170,7 @@ impl Qp {
                 self.follow(c.now);
             }
         }
-        self.req.pace.charge(c.now, frame.saturating_add(BETWEEN));
+        self.req.pace.charge(c.now, c.config.pacing_credit, frame.saturating_add(BETWEEN));
     }
 
     /// Whether there is an algorithm to be told of each packet, or a pace.
@@ -223,7 +225,7 @@ mod tests {
             let (mut now, start) = (at(1000), at(1000));
             for _ in 0..packets {
                 assert!(!pace.holds(now, Duration::ZERO));
-                pace.charge(now, 1106);
+                pace.charge(now, Duration::ZERO, 1106);
                 assert!(pace.holds(now, Duration::ZERO), "one at a time");
                 now = pace.next;
             }
@@ -236,12 +238,12 @@ mod tests {
         for burst in [0, 20_000] {
             let mut pace = Pace::new(Some(8 * G));
             let length = Duration::from_nanos(burst);
-            pace.charge(at(0), 1000);
+            pace.charge(at(0), Duration::ZERO, 1000);
             assert_eq!(pace.next, at(1000));
             // Long after that, packets of a microsecond each.
             let mut n = 0;
             while !pace.holds(at(500_000), length) {
-                pace.charge(at(500_000), 1000);
+                pace.charge(at(500_000), Duration::ZERO, 1000);
                 n += 1;
             }
             assert_eq!(n, burst / 1000 + 1);
@@ -252,7 +254,7 @@ mod tests {
             assert!(pace.holds(at(on - 1), length) && !pace.holds(at(on), length));
             let mut n = 0;
             while !pace.holds(at(on), length) {
-                pace.charge(at(on), 1000);
+                pace.charge(at(on), Duration::ZERO, 1000);
                 n += 1;
             }
             assert_eq!(n, burst / 2 / 1000 + 1);
@@ -260,9 +262,27 @@ mod tests {
     }
 
     #[test]
+    fn who_is_late_makes_up_for_the_credit() {
+        let credit = Duration::from_nanos(200);
+        // A packet of 884.8 ns, and one of 221.2 ns.
+        for (rate, second) in [(10 * G, 100_684), (40 * G, 100_021)] {
+            let mut pace = Pace::new(Some(rate));
+            pace.charge(at(0), credit, 1106);
+            assert!(!pace.holds(at(100_000), Duration::ZERO));
+            pace.charge(at(100_000), credit, 1106);
+            assert_eq!(pace.next, at(second), "not at once, however long it was late");
+            // Less late than that is made up for in full.
+            let due = pace.next;
+            pace.charge(due + Duration::from_nanos(150), credit, 1106);
+            let after = u64::try_from((pace.next - due).as_nanos()).unwrap();
+            assert!(after.abs_diff(1106 * 8 * G / rate) <= 1, "{after}");
+        }
+    }
+
+    #[test]
     fn what_is_left_to_pay_is_paid_at_the_new_rate() {
         let mut pace = Pace::new(Some(8 * G));
-        pace.charge(at(1000), 4000);
+        pace.charge(at(1000), Duration::ZERO, 4000);
         assert_eq!(pace.next, at(5000));
         pace.hold(true, Duration::from_nanos(1000));
         assert_eq!(pace.deadline(), at(4500));
@@ -273,10 +293,10 @@ mod tests {
         assert_eq!(pace.next, at(5500));
         pace.set_rate(at(5100), None);
         assert!(!pace.holds(at(5100), Duration::ZERO));
-        pace.charge(at(5100), 4000);
+        pace.charge(at(5100), Duration::ZERO, 4000);
         pace.set_rate(at(6000), Some(1));
         assert!(!pace.holds(at(6000), Duration::ZERO), "nothing is owed from before");
-        pace.charge(at(6000), 1);
+        pace.charge(at(6000), Duration::ZERO, 1);
         assert_eq!(pace.next, at(6000 + 8 * G));
         pace.set_rate(at(6000 + G), Some(8 * G));
         assert_eq!(pace.next, at(6000 + G), "seven bits");
@@ -288,7 +308,7 @@ mod tests {
         let mut pace = Pace::new(Some(40 * G));
         let mut now = at(0);
         for i in 0..10_000 {
-            pace.charge(now, 1106);
+            pace.charge(now, Duration::ZERO, 1106);
             pace.set_rate(now, Some(if i % 2 == 0 { 40 * G } else { 40 * G - 1 }));
             now = pace.next;
         }

@@ -1,6 +1,8 @@
 //! Switches with buffers: shares, marks, pauses, ways.
 
 use super::*;
+use crate::fabric::moment::Moment;
+use crate::fabric::pause::PauseFrame;
 use crate::fabric::trace::PacketSink;
 
 const G: u64 = 1_000_000_000;
@@ -539,6 +541,42 @@ fn pauses_are_frames_of_802_1qbb() {
     assert_eq!(counters.tx_pause[3] + counters.tx_xon[3], frames.len() as u64);
     let named: BTreeMap<_, _> = counters.iter().collect();
     assert_eq!(named["tx_prio3_pause"], counters.tx_pause[3]);
+}
+
+/// A NIC that queues nothing has no room while it is asked to pause, and is told when that is over, to the fraction of a
+/// nanosecond: its line is busy again at once.
+#[test]
+fn who_queues_nothing_waits_for_the_end_of_a_pause() {
+    let mut net = Fabric::new(1);
+    let s = net.add_switch(SwitchConfig::default()).unwrap();
+    let [a, r] = [(); 2].map(|()| on(&mut net, s));
+    assert!(!net.queues_frames(a));
+    let t = Transmit { path: path(a, r), ident: 0, len: DATA, segment_size: None };
+    net.send(net.now(), a, &t, &[0x24; DATA]);
+    let until_free = net.next_event().unwrap();
+    let pipe = net.hosts[a.index()].cable;
+    let pause = |quanta| PauseFrame { priority: 0, quanta };
+    net.moment = Moment::from(net.now()).plus_ps(300);
+    net.paused(pipe ^ 1, pause(100), 0);
+    let mut woken = Vec::new();
+    assert!(until_free < Instant::ZERO + ms(1) && !net.has_room(a));
+    net.advance(until_free);
+    net.take_woken(&mut woken);
+    assert!(woken.is_empty() && !net.has_room(a), "the line is free, and paused");
+    // 100 quanta of 512 bits, at 40 Gbit/s, and what was over at the start.
+    let over = Instant::from_nanos(1281);
+    while woken.is_empty() {
+        net.advance(net.next_event().unwrap());
+        net.take_woken(&mut woken);
+    }
+    assert_eq!((woken, net.now(), net.has_room(a)), (vec![a], over, true));
+    net.send(net.now(), a, &t, &[0x24; DATA]);
+    let free = net.pipes[pipe].line.free_at();
+    assert_eq!(free, Moment::from(Instant::from_nanos(1280)).plus_ps(300 + 221_200));
+    // Who speaks in another priority is not held.
+    net.paused(pipe ^ 1, PauseFrame { priority: 5, quanta: 100 }, 0);
+    net.advance(Instant::from_nanos(1600));
+    assert!(net.has_room(a));
 }
 
 #[test]
