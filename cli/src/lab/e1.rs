@@ -282,6 +282,19 @@ fn incast(report: &mut Report, setup: &Setup, progress: &Progress, n: u32) -> Re
 mod tests {
     use super::*;
 
+    /// Each seed has starts and marks of its own; what is asked holds for all of them.
+    #[test]
+    fn seeds_differ_within_what_is_tolerated() {
+        let mut all: Vec<Vec<f64>> = Vec::new();
+        for seed in 1..=10 {
+            let pair = pair(Path::MTU_4096, Constants::Paper, seed, (40, 100)).unwrap();
+            let (fair, sum) = (jain(&pair.rates), pair.rates.iter().sum::<f64>());
+            assert!(fair >= 0.97 && sum >= 38.8, "seed {seed}: {fair} {sum}");
+            assert!(!all.contains(&pair.rates), "seed {seed} is as another");
+            all.push(pair.rates);
+        }
+    }
+
     #[test]
     fn the_last_time_apart_is_found() {
         let mut line = Timeline::default();

@@ -286,13 +286,3 @@ fn websearch(report: &mut Report, setup: &Setup, progress: &Progress) -> Result<
     });
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_passes_and_repeats() {
-        super::super::watch::tests::short_passes_and_repeats(&E12);
-    }
-}

@@ -305,13 +305,3 @@ fn controlled(
     pair.bars("same priority, DCQCN", 4, bars);
     Ok(())
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn short_passes_and_repeats() {
-        super::super::watch::tests::short_passes_and_repeats(&E9);
-    }
-}

@@ -385,19 +385,45 @@ mod tests {
         );
     }
 
-    /// Whatever has no random numbers, or few enough to be quick, passes here too.
-    #[test]
-    fn short_runs_without_a_network_pass_and_repeat() {
-        for name in ["overhead", "queue", "stability", "collectives"] {
-            let experiment = named(&[name.into()]).unwrap()[0];
-            let run = || {
-                let setup = Setup { seed: 1, short: true };
-                experiment.run(&setup, &mut Progress::new("test")).unwrap()
-            };
-            let (first, second) = (run(), run());
-            assert!(first.ok(), "{:#?}", first.rows.iter().filter(|r| !r.ok).collect::<Vec<_>>());
-            assert_eq!(first.json().unwrap(), second.json().unwrap());
-            assert_eq!(html::page(&first, true), html::page(&second, true));
-        }
+    /// The short variant of an experiment passes, and comes to the same bytes again.
+    fn passes_and_repeats(name: &str) {
+        let experiment = named(&[name.into()]).unwrap()[0];
+        let run = || {
+            let setup = Setup { seed: 1, short: true };
+            experiment.run(&setup, &mut Progress::new("test")).unwrap()
+        };
+        let (first, second) = (run(), run());
+        assert!(first.ok(), "{:#?}", first.rows.iter().filter(|r| !r.ok).collect::<Vec<_>>());
+        assert_eq!(first.json().unwrap(), second.json().unwrap());
+        assert_eq!(html::page(&first, true), html::page(&second, true));
+        assert!(!first.rows.is_empty() && !first.plots.is_empty() && !first.lesson.is_empty());
+    }
+
+    /// A test for each, so that they run side by side.
+    macro_rules! short_runs {
+        ($($test:ident $name:literal)*) => {
+            #[test]
+            fn all_experiments_are_tested() {
+                let tested = [$($name),*];
+                assert_eq!(ALL.iter().map(|e| e.about().name).collect::<Vec<_>>(), tested);
+            }
+            mod short_runs {
+                $(#[test] fn $test() { super::passes_and_repeats($name); })*
+            }
+        };
+    }
+    short_runs! {
+        convergence "convergence"
+        parking_lot "parking-lot"
+        victim "victim"
+        ecn_before_pfc "ecn-before-pfc"
+        queue "queue"
+        stability "stability"
+        storm "storm"
+        loss "loss"
+        hol "hol"
+        overhead "overhead"
+        collectives "collectives"
+        deadlock "deadlock"
     }
 }

@@ -18,21 +18,3 @@ pub(crate) fn slow(path: Path, bits_per_s: u64) -> Receiver {
         xon: HOST_XOFF - 2 * path.packet.frame as usize,
     }
 }
-
-#[cfg(test)]
-pub(crate) mod tests {
-    use crate::lab::{Experiment, Progress, Setup, html};
-
-    /// The short variant of an experiment passes, and comes to the same bytes again.
-    pub(crate) fn short_passes_and_repeats(experiment: &dyn Experiment) {
-        let run = || {
-            let setup = Setup { seed: 1, short: true };
-            experiment.run(&setup, &mut Progress::new("test")).unwrap()
-        };
-        let (first, second) = (run(), run());
-        assert!(first.ok(), "{:#?}", first.rows.iter().filter(|r| !r.ok).collect::<Vec<_>>());
-        assert_eq!(first.json().unwrap(), second.json().unwrap());
-        assert_eq!(html::page(&first, true), html::page(&second, true));
-        assert!(first.drawing.is_some() && !first.plots.is_empty() && !first.lesson.is_empty());
-    }
-}
