@@ -481,10 +481,7 @@ impl Fabric {
     }
 
     /// Whether a host may have more than one frame waiting for its cable.
-    ///
-    /// # Panics
-    /// If `host` is not of this fabric.
-    pub fn queues_frames(&self, host: HostId) -> bool {
+    pub(crate) fn queues_frames(&self, host: HostId) -> bool {
         self.pipes[self.hosts[host.index()].cable].queues_frames()
     }
 

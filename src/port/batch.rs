@@ -3,7 +3,8 @@
 //! *Owns.* All memory that packets pass through on their way: buffers to receive into, one buffer to send
 //! from.
 //!
-//! *Rules.* Nothing is allocated after `new`. Both stay in the cache when they are drained often: receive
+//! *Rules.* Buffers are allocated when they are used for the first time, so that a device on which nothing happens costs
+//! next to nothing, and never after that. Both stay in the cache when they are drained often: receive
 //! buffers are filled from the first one each time, and a send buffer that has been emptied starts over.
 
 use std::fmt;
@@ -29,7 +30,9 @@ use crate::wire::Bth;
 /// assert_eq!(got, [(0, &b"aa"[..]), (1, b"bb"), (2, b"c")]);
 /// ```
 pub struct RxBatch {
+    /// Empty before the first use.
     arena: Box<[u8]>,
+    buffers: usize,
     buffer_len: usize,
     /// Buffers given away since the last `clear`, from the front of the arena.
     used: usize,
@@ -59,10 +62,11 @@ impl RxBatch {
     /// A batch of `buffers` buffers of `buffer_len` bytes each. A UDP port wants [`RxBatch::WHOLE`].
     pub fn new(buffers: usize, buffer_len: usize) -> Self {
         Self {
-            arena: vec![0; buffers * buffer_len].into_boxed_slice(),
+            arena: Box::default(),
+            buffers: if buffer_len == 0 { 0 } else { buffers },
             buffer_len,
             used: 0,
-            filled: Vec::with_capacity(buffers),
+            filled: Vec::new(),
         }
     }
 
@@ -79,16 +83,22 @@ impl RxBatch {
 
     /// All free buffers, in the order in which `commit` and `skip` take them.
     pub(super) fn spares(&mut self) -> impl ExactSizeIterator<Item = &mut [u8]> {
+        if self.arena.is_empty() {
+            self.allocate();
+        }
         let len = self.buffer_len.max(1);
         self.arena[self.used * self.buffer_len..].chunks_exact_mut(len)
     }
 
+    #[cold]
+    fn allocate(&mut self) {
+        self.arena = vec![0; self.buffers * self.buffer_len].into_boxed_slice();
+        self.filled = Vec::with_capacity(self.buffers);
+    }
+
     /// How many buffers are free.
     pub fn spare_buffers(&self) -> usize {
-        match self.buffer_len {
-            0 => 0,
-            len => self.arena.len() / len - self.used,
-        }
+        self.buffers - self.used
     }
 
     /// Takes the first `len` bytes of the [spare](RxBatch::spare) buffer into the batch.
@@ -99,6 +109,9 @@ impl RxBatch {
         debug_assert!(len <= self.buffer_len && self.spare_buffers() > 0);
         if self.spare_buffers() == 0 {
             return;
+        }
+        if self.arena.is_empty() {
+            self.allocate();
         }
         let start = self.used * self.buffer_len;
         self.filled.push(Filled { meta, start, len: len.min(self.buffer_len), segment_size });
@@ -168,7 +181,9 @@ impl fmt::Debug for RxBatch {
 /// assert!(tx.is_empty());
 /// ```
 pub struct TxBatch {
+    /// Empty before the first use.
     buf: Box<[u8]>,
+    capacity: usize,
     /// Where in `buf` the first packet begins.
     lead: usize,
     /// Where it ends.
@@ -198,25 +213,36 @@ impl TxBatch {
 
     /// A batch with a staging buffer of `capacity` bytes.
     pub fn new(capacity: usize) -> Self {
-        // Copies out of registered memory are twice as fast to where 16 bytes are aligned. The payload of
-        // most packets lies 12 bytes, a bare BTH, behind their beginning, and full packets of every path
-        // MTU are a multiple of 16 long.
-        const ALIGN: usize = 16;
-        let buf = vec![0; capacity + ALIGN].into_boxed_slice();
-        let lead = (buf.as_ptr().addr() + Bth::LEN).wrapping_neg() % ALIGN;
         Self {
-            buf,
-            lead,
-            end: lead + capacity,
-            used: lead,
-            entries: Vec::with_capacity(Self::ENTRIES),
+            buf: Box::default(),
+            capacity,
+            lead: 0,
+            end: 0,
+            used: 0,
+            entries: Vec::new(),
             head: 0,
             live: 0,
         }
     }
 
+    #[cold]
+    fn allocate(&mut self) {
+        // Copies out of registered memory are twice as fast to where 16 bytes are aligned. The payload of
+        // most packets lies 12 bytes, a bare BTH, behind their beginning, and full packets of every path
+        // MTU are a multiple of 16 long.
+        const ALIGN: usize = 16;
+        self.buf = vec![0; self.capacity + ALIGN].into_boxed_slice();
+        self.lead = (self.buf.as_ptr().addr() + Bth::LEN).wrapping_neg() % ALIGN;
+        self.end = self.lead + self.capacity;
+        self.used = self.lead;
+        self.entries = Vec::with_capacity(Self::ENTRIES);
+    }
+
     /// Free bytes at the end, for the next [`Transmit`]; none when the batch [is full](TxBatch::is_full).
     pub fn spare(&mut self) -> &mut [u8] {
+        if self.buf.is_empty() {
+            self.allocate();
+        }
         let from = if self.entries.len() == Self::ENTRIES { self.end } else { self.used };
         &mut self.buf[from..self.end]
     }
@@ -286,7 +312,7 @@ impl TxBatch {
 
     /// Whether no further entry can be taken before the batch has been drained.
     pub fn is_full(&self) -> bool {
-        self.entries.len() == Self::ENTRIES || self.used == self.end
+        self.entries.len() == Self::ENTRIES || (self.used == self.end && !self.buf.is_empty())
     }
 
     /// Drops the entries of `owner`, whose queue pair is gone: they are skipped from now on.
