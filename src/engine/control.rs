@@ -296,6 +296,17 @@ impl Engine {
         Ok(())
     }
 
+    /// Has a queue pair repeat selectively, if the device may: both ends must be told. Before the transition to RTR.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is gone.
+    pub fn set_selective(&mut self, handle: QpHandle, both: bool) -> Result<(), Cause> {
+        let may = self.common.config.selective_repeat;
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        qp.set.selective = both && may && qp.kind == QpType::Rc;
+        Ok(())
+    }
+
     /// Changes a queue pair: `ibv_modify_qp(3)`. On an error nothing has changed.
     ///
     /// # Errors

@@ -9,6 +9,7 @@
 
 use super::requester::{Controller, is_atomic, is_read_class};
 use super::retry::ack_timeout;
+use super::selective::REPORT;
 use super::{Qp, steps};
 use crate::engine::cc::{AckInfo, Loss};
 use crate::engine::common::Common;
@@ -78,6 +79,16 @@ impl Qp {
                 self.up_to(c, psn, Outcome::Wait(timer))
             }
             (Operation::Acknowledge, Some(Syndrome::Nak(code))) => self.nak(c, psn, code),
+            (Operation::AtomicAcknowledge, Some(REPORT)) if self.req.board.is_some() => {
+                let outcome = self.up_to(c, psn, Outcome::Nothing);
+                self.settle_board(before);
+                self.note_arrived(c, packet);
+                outcome
+            }
+            // The other end was told and this one was not: a report is a NAK, too.
+            (Operation::AtomicAcknowledge, Some(REPORT)) if c.config.selective_repeat => {
+                self.nak(c, psn, NakCode::SequenceError)
+            }
             (Operation::ReadResponse, syndrome) => self.read_response(c, packet, syndrome),
             (Operation::AtomicAcknowledge, Some(syndrome)) => self.atomic_ack(c, packet, syndrome),
             // A reserved syndrome.
@@ -88,6 +99,7 @@ impl Qp {
         };
         let moved = self.req.una_psn != before;
         if moved {
+            self.settle_board(before);
             self.progressed(c, meta);
         }
         // A request that failed here comes first, if its turn has come.

@@ -19,6 +19,7 @@ mod requester;
 mod respond;
 mod responder;
 mod retry;
+mod selective;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;
@@ -151,6 +152,8 @@ pub(crate) struct Settings {
     pub(crate) port: u8,
     pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
+    /// Both ends were told of selective repeat.
+    pub(crate) selective: bool,
     /// Receive buffer that the peer told of; 0: unknown.
     pub(crate) peer_buffer: u32,
 }

@@ -2,7 +2,8 @@
 
 use super::requester::{Controller, Track, is_read_class};
 use super::retry::ack_timeout;
-use super::{Qp, REQUESTS};
+use super::selective::WINDOW;
+use super::{Qp, REQUESTS, steps};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -33,7 +34,7 @@ pub(super) struct Plan {
     pub(super) payload: usize,
     /// Length that its header tells of: of the message, or of the part of a READ that is asked for.
     dma_len: u32,
-    ack_req: bool,
+    pub(super) ack_req: bool,
     se: bool,
     charge: u64,
     window: usize,
@@ -101,7 +102,7 @@ impl Qp {
     }
 
     /// The packet at the cursor, whether or not it may leave.
-    fn at_cursor(&self, track: Track) -> Option<Plan> {
+    pub(super) fn at_cursor(&self, track: Track) -> Option<Plan> {
         let (wqe, _) = self.sq.get(self.req.cur)?;
         let packet = self.req.cur_packet;
         let mtu = self.mtu.bytes();
@@ -194,13 +195,17 @@ impl Qp {
         plan.ack_req |= self.req.unasked + 1 >= c.config.ack_every
             || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer) / 4;
         let mut full = false;
+        if self.req.board.is_some() {
+            plan.ack_req |= self.req.unasked + 1 >= WINDOW / 4;
+            full = steps(self.req.una_psn, plan.psn) >= WINDOW;
+        }
         if let Some(cwnd) = cwnd.map(u64::from) {
             // It is told of payload alone.
             let with = |charged: u64, packets: u32| {
                 charged.saturating_sub(u64::from(packets) * PACKET_CHARGE) + plan.payload as u64
             };
             plan.ack_req |= with(self.req.unasked_bytes, self.req.unasked) >= cwnd / 4;
-            full = which == TO_PEER && in_flight > 0 && with(in_flight, self.req.flying) > cwnd;
+            full |= which == TO_PEER && in_flight > 0 && with(in_flight, self.req.flying) > cwnd;
         }
         let id = if which == TO_US { to_us } else { to_peer };
         let short = !c.windows.has_room(id, plan.charge, self.unit());
@@ -306,7 +311,7 @@ impl Qp {
     fn middles(&self, c: &Common, plan: &Plan) -> u32 {
         let r = &self.req;
         let Some((to_peer, _)) = self.windows else { return 0 };
-        if r.cc.peek().cwnd().is_some() {
+        if r.cc.peek().cwnd().is_some() || r.board.is_some() {
             return 0;
         }
         let again = r.top_psn != plan.psn.offset(1);

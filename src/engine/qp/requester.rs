@@ -11,6 +11,7 @@
 use super::pace::Pace;
 use super::packets::Plan;
 use super::probes::Probes;
+use super::selective::Board;
 use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
 use crate::engine::cc::{CongestionControl, Fixed, State};
@@ -116,6 +117,8 @@ pub(super) struct Requester {
     pub(super) failed: Option<(u32, WcStatus)>,
     /// The event of state SQD is still to come.
     pub(super) drain_event: bool,
+    /// What has arrived ahead of a gap, where that is told.
+    pub(super) board: Option<Box<Board>>,
     pub(super) cc: Controller,
     /// Most bits per second, whatever congestion control says; 0: no limit.
     pub(super) limit: u64,
@@ -161,6 +164,7 @@ impl Requester {
             flying: 0,
             failed: None,
             drain_event: false,
+            board: None,
             cc,
             limit: 0,
             pace,
@@ -191,6 +195,7 @@ impl Requester {
         self.asked = psn;
         self.acked_bytes = 0;
         self.pace = Pace::new(self.pacing_rate());
+        self.board = None;
         self.forget_probes();
         self.failed = None;
         self.drain_event = false;
@@ -280,7 +285,7 @@ impl Qp {
             (QpState::Sqd, None) => self.req.fresh,
             _ => return false,
         };
-        self.req.rnr_until.is_none() && self.req.cur != end
+        self.req.rnr_until.is_none() && (self.req.cur != end || self.may_repeat())
     }
 
     /// Sends request packets until there is nothing to send, no room, or the quantum is spent.
@@ -289,6 +294,11 @@ impl Qp {
             return self.send_datagrams(c, batch);
         }
         loop {
+            if self.may_repeat()
+                && let Some(turn) = self.send_repeats(c, batch)
+            {
+                return turn;
+            }
             let Some(plan) = self.plan(c) else { return Turn::Idle };
             if self.budget[REQUESTS] == 0 {
                 return Turn::Spent;
@@ -506,6 +516,7 @@ impl Qp {
     /// The transition to RTS (from RTR).
     pub(crate) fn start_requester(&mut self) {
         self.req.start(Psn::new(self.set.sq_psn), self.sq.tail());
+        self.req.board = self.board();
         self.reload_retries();
     }
 

@@ -8,6 +8,7 @@
 
 use super::annex::Advance;
 use super::responder::{Ack, Resource, What};
+use super::selective::REPORT;
 use super::{ANSWERS, Qp, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
@@ -15,7 +16,7 @@ use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::mem::Access;
 use crate::wire::headers::{AtomicAckEth, Ext};
-use crate::wire::num::Psn;
+use crate::wire::num::{Msn, Psn};
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
 use crate::wire::{Aeth, NakCode, Opcode, Syndrome};
@@ -196,13 +197,22 @@ impl Qp {
             Ack::Plain(psn) => (psn, Syndrome::ACK),
             Ack::Nak(psn, syndrome) => (psn, syndrome),
         };
-        let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.resp.msn }), ..Ext::default() };
-        if !self.emit(c, batch, Opcode::RC_ACK, psn, &ext) {
+        let aeth = Aeth { syndrome, msn: self.resp.msn };
+        let (opcode, ext) = match self.report().filter(|_| syndrome == REPORT) {
+            Some((base, orig)) => {
+                let aeth = Aeth { msn: Msn::new(base.raw()), ..aeth };
+                let atomic_ack = Some(AtomicAckEth { orig });
+                let ext = Ext { aeth: Some(aeth), atomic_ack, ..Ext::default() };
+                (Opcode::RC_ATOMIC_ACK, ext)
+            }
+            None => (Opcode::RC_ACK, Ext { aeth: Some(aeth), ..Ext::default() }),
+        };
+        if !self.emit(c, batch, opcode, psn, &ext) {
             return false;
         }
         match syndrome {
             Syndrome::RnrNak { .. } => c.count(Counter::SendRnrErr),
-            Syndrome::Nak(NakCode::SequenceError) => c.count(Counter::OutOfSeqRequest),
+            Syndrome::Nak(NakCode::SequenceError) | REPORT => c.count(Counter::OutOfSeqRequest),
             _ => {}
         }
         self.resp.ack = Ack::Nothing;

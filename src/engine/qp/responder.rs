@@ -14,6 +14,7 @@
 use super::Qp;
 use super::annex::flush_right;
 use super::attr::QpState;
+use super::selective::Held;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::elide::scatter_there;
@@ -123,7 +124,7 @@ pub(super) struct Responder {
     bytes: usize,
     write: Reth,
     /// A gap was NAKed, or a receiver-not-ready was; when.
-    naked: Option<Instant>,
+    pub(super) naked: Option<Instant>,
     /// In ERR with a NAK still to leave.
     pub(super) dying: bool,
     pub(super) ack: Ack,
@@ -136,6 +137,8 @@ pub(super) struct Responder {
     /// None of those before it (in the order of PSNs) has something to send.
     answering: usize,
     established: bool,
+    /// Requests ahead of a gap, where they are held.
+    pub(super) held: Option<Box<Held>>,
 }
 
 const NO_WRITE: Reth = Reth { va: 0, rkey: Rkey(0), dma_len: 0 };
@@ -157,6 +160,7 @@ impl Responder {
             pending: 0,
             answering: 0,
             established: false,
+            held: None,
         }
     }
 
@@ -323,6 +327,7 @@ impl Qp {
         self.resp.reset();
         self.resp.epsn = Psn::new(self.set.rq_psn);
         self.resp.resources = vec![None; usize::from(self.set.max_dest_rd_atomic)].into();
+        self.resp.held = self.held();
     }
 
     /// Whether READs or atomics of the peer are still being answered.
@@ -353,12 +358,17 @@ impl Qp {
         match psn.distance_from(self.resp.epsn) {
             0 => {
                 self.resp.naked = None;
-                match self.execute(c, packet) {
+                let executed = self.execute(c, packet);
+                let refused = executed.is_err();
+                match executed {
                     Ok(()) => self.accepted(c, packet),
                     Err(refusal) => self.refuse(c, psn, refusal),
                 }
+                if self.resp.held.is_some() {
+                    self.go_on_with_held(c, psn, refused);
+                }
             }
-            1.. => self.ahead(c, psn),
+            1.. => self.ahead(c, packet),
             _ => self.duplicate(c, packet),
         }
     }
@@ -372,10 +382,14 @@ impl Qp {
     }
 
     /// A packet is missing before this one: one NAK for the gap.
-    fn ahead(&mut self, c: &mut Common, psn: Psn) {
+    fn ahead(&mut self, c: &mut Common, packet: &Packet<'_>) {
+        let psn = packet.psn();
         c.count(Counter::OutOfSequence);
         let (qpn, expected) = (self.qpn.raw(), self.resp.epsn.raw());
         c.observe(|| NicEvent::Ahead { qpn, psn: psn.raw(), expected });
+        if self.hold(c, packet) {
+            return;
+        }
         let again = match (self.resp.naked, c.config.renak_after) {
             (None, _) => true,
             (Some(at), Some(after)) => c.now.saturating_since(at) >= after,
@@ -392,7 +406,7 @@ impl Qp {
     }
 
     /// Bookkeeping of a request that was executed.
-    fn accepted(&mut self, c: &mut Common, packet: &Packet<'_>) {
+    pub(super) fn accepted(&mut self, c: &mut Common, packet: &Packet<'_>) {
         let info = packet.info();
         let psns = match info.operation {
             Operation::Read => self.mtu.packets(packet.reth().map_or(0, |r| r.dma_len)),
@@ -619,7 +633,7 @@ impl Qp {
         self.resp.taken = false;
     }
 
-    fn refuse(&mut self, c: &mut Common, psn: Psn, refusal: Refusal) {
+    pub(super) fn refuse(&mut self, c: &mut Common, psn: Psn, refusal: Refusal) {
         match refusal {
             Refusal::NotReady => {
                 c.count(Counter::OutOfBuffer);
