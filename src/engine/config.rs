@@ -36,7 +36,7 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// Congestion control of connected queue pairs that were given none of their own.
     pub cc: Algorithm,
-    /// Queue pairs may repeat selectively, where both ends are told ([`set_selective`](super::Engine::set_selective)).
+    /// Queue pairs of which nobody says otherwise repeat selectively, where their peers do, too.
     pub selective_repeat: bool,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,

@@ -296,14 +296,25 @@ impl Engine {
         Ok(())
     }
 
-    /// Has a queue pair repeat selectively, if the device may: both ends must be told. Before the transition to RTR.
+    /// Whether queue pairs repeat selectively of which nobody has said otherwise.
+    pub fn repeats_selectively(&self) -> bool {
+        self.common.config.selective_repeat
+    }
+
+    /// Tells whether a queue pair would repeat selectively, and its peer: it does if both would. Before the transition to
+    /// RTR.
     ///
     /// # Errors
     /// `EINVAL`: the queue pair is gone.
-    pub fn set_selective(&mut self, handle: QpHandle, both: bool) -> Result<(), Cause> {
-        let may = self.common.config.selective_repeat;
+    pub fn set_selective(
+        &mut self,
+        handle: QpHandle,
+        ours: bool,
+        theirs: bool,
+    ) -> Result<(), Cause> {
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
-        qp.set.selective = both && may && qp.kind == QpType::Rc;
+        qp.set.offers_selective = ours && qp.kind == QpType::Rc;
+        qp.set.selective = qp.set.offers_selective && theirs;
         Ok(())
     }
 

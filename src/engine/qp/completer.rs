@@ -86,7 +86,7 @@ impl Qp {
                 outcome
             }
             // The other end was told and this one was not: a report is a NAK, too.
-            (Operation::AtomicAcknowledge, Some(REPORT)) if c.config.selective_repeat => {
+            (Operation::AtomicAcknowledge, Some(REPORT)) if self.set.offers_selective => {
                 self.nak(c, psn, NakCode::SequenceError)
             }
             (Operation::ReadResponse, syndrome) => self.read_response(c, packet, syndrome),

@@ -152,7 +152,8 @@ pub(crate) struct Settings {
     pub(crate) port: u8,
     pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
-    /// Both ends were told of selective repeat.
+    /// It would repeat selectively; its peer would, too.
+    pub(crate) offers_selective: bool,
     pub(crate) selective: bool,
     /// Receive buffer that the peer told of; 0: unknown.
     pub(crate) peer_buffer: u32,

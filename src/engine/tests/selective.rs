@@ -14,7 +14,6 @@ use crate::time::Duration;
 use crate::wire::num::{Gid, Rkey};
 
 fn lab(config: &mut EngineConfig) {
-    config.selective_repeat = true;
     config.window = WindowConfig { enabled: false, ..WindowConfig::default() };
 }
 
@@ -24,7 +23,7 @@ fn told(setup: &Setup, sides: [bool; 2]) -> Pair {
     let now = p.now;
     for (side, told) in p.sides.iter_mut().zip(sides) {
         let qp = make_qp(&mut side.engine, side.pd, side.cq, setup);
-        side.engine.set_selective(qp.0, told).unwrap();
+        side.engine.set_selective(qp.0, true, told).unwrap();
         side.qps.push(qp);
     }
     for i in 0..2 {
@@ -123,11 +122,10 @@ fn random(seed: u8, loss: u64, psn: u32) -> Pair {
         p.post_recv_on(1, 1, id, &[p.sge(1, 700_000, 20_000)]);
     }
     let mut expected = Vec::new();
-    for id in 0..40u64 {
-        let at = 4000 * (id as usize % 40);
+    for (id, at) in (0..40u64).zip((0..).step_by(4000)) {
         let (op, local) = match id % 5 {
             0..=2 => (SendOp::Write, p.sge(0, at, 40_000)),
-            3 if id < 40 => (SendOp::Read, p.sge(0, 960_000, 50_000)),
+            3 => (SendOp::Read, p.sge(0, 960_000, 50_000)),
             _ if id % 10 == 4 => (SendOp::Send, p.sge(0, at, 20_000)),
             _ => (SendOp::FetchAdd, p.sge(0, 1_030_000, 8)),
         };
