@@ -2,8 +2,7 @@
 
 use super::requester::{Controller, Track, is_read_class};
 use super::retry::ack_timeout;
-use super::selective::WINDOW;
-use super::{Qp, REQUESTS, steps};
+use super::{Qp, REQUESTS};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -101,7 +100,9 @@ impl Qp {
         Some(plan)
     }
 
-    /// The packet at the cursor, whether or not it may leave.
+    /// The packet at the cursor, whether or not it may leave. (In line here, and once more where selective repeat needs
+    /// it: as a function of its own it costs every packet something.)
+    #[inline(always)]
     pub(super) fn at_cursor(&self, track: Track) -> Option<Plan> {
         let (wqe, _) = self.sq.get(self.req.cur)?;
         let packet = self.req.cur_packet;
@@ -152,6 +153,7 @@ impl Qp {
     }
 
     /// A packet of a SEND or WRITE.
+    #[inline(always)]
     fn plan_data(&self, plan: &mut Plan, wqe: &SendWqe, track: Track) -> Option<()> {
         let packet = self.req.cur_packet;
         let last = packet + 1 == track.packets;
@@ -184,9 +186,17 @@ impl Qp {
     /// for an ACK.
     fn has_room(&mut self, c: &mut Common, plan: &mut Plan) -> bool {
         let Some((to_peer, to_us)) = self.windows else { return false };
+        let mut full = false;
         let cwnd = match &self.req.cc {
             Controller::Fixed(_) => None,
-            Controller::Custom(custom) => custom.algorithm.cwnd(),
+            Controller::Custom(custom) => {
+                if custom.board.is_some() {
+                    let left = self.req.left_of_board(plan.psn);
+                    full = left == 0;
+                    plan.ack_req |= self.req.unasked_of_board() <= 1;
+                }
+                custom.algorithm.cwnd()
+            }
         };
         let paced = self.req.pace.holds(c.now, c.config.pacing_burst);
         let which = plan.window;
@@ -194,11 +204,6 @@ impl Qp {
         // An ACK comes back for each quarter of what may be in flight, or at least that often.
         plan.ack_req |= self.req.unasked + 1 >= c.config.ack_every
             || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer) / 4;
-        let mut full = false;
-        if self.req.board.is_some() {
-            plan.ack_req |= self.req.unasked + 1 >= WINDOW / 4;
-            full = steps(self.req.una_psn, plan.psn) >= WINDOW;
-        }
         if let Some(cwnd) = cwnd.map(u64::from) {
             // It is told of payload alone.
             let with = |charged: u64, packets: u32| {
@@ -311,9 +316,15 @@ impl Qp {
     fn middles(&self, c: &Common, plan: &Plan) -> u32 {
         let r = &self.req;
         let Some((to_peer, _)) = self.windows else { return 0 };
-        if r.cc.peek().cwnd().is_some() || r.board.is_some() {
-            return 0;
-        }
+        let bound = match &r.cc {
+            Controller::Fixed(_) => u32::MAX,
+            Controller::Custom(custom) if custom.algorithm.cwnd().is_some() => return 0,
+            Controller::Custom(custom) if custom.board.is_some() => {
+                let unasked = r.unasked_of_board().saturating_sub(1);
+                r.left_of_board(plan.psn.offset(1)).min(unasked)
+            }
+            Controller::Custom(_) => u32::MAX,
+        };
         let again = r.top_psn != plan.psn.offset(1);
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
         if again || behind {
@@ -325,7 +336,7 @@ impl Qp {
         let quarter = (c.windows.limit(to_peer) / 4).saturating_sub(r.unasked_bytes + 1);
         let room = c.windows.room(to_peer, self.unit()).min(quarter) / plan.charge;
         let room = u32::try_from(room).unwrap_or(u32::MAX);
-        left.min(unasked).min(room).min(self.budget[REQUESTS])
+        left.min(unasked).min(room).min(self.budget[REQUESTS]).min(bound)
     }
 
     /// Bookkeeping after a packet went into the batch.

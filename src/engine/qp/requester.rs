@@ -11,7 +11,7 @@
 use super::pace::Pace;
 use super::packets::Plan;
 use super::probes::Probes;
-use super::selective::Board;
+use super::selective::{Board, WINDOW};
 use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
 use crate::engine::cc::{CongestionControl, Fixed, State};
@@ -57,14 +57,21 @@ pub(super) enum Controller {
     Custom(Box<Custom>),
 }
 
-/// An algorithm that its owner has chosen, and what it needs besides.
+/// An algorithm that its owner has chosen, and what it needs besides; and what selective repeat needs, so that who has
+/// neither is asked for both at once.
 #[derive(Debug)]
 pub(super) struct Custom {
     pub(super) algorithm: Box<dyn CongestionControl>,
     pub(super) probes: Probes,
+    /// What has arrived ahead of a gap, where that is told.
+    pub(super) board: Option<Box<Board>>,
 }
 
 impl Controller {
+    pub(super) fn custom(algorithm: Box<dyn CongestionControl>) -> Self {
+        Self::Custom(Box::new(Custom { algorithm, probes: Probes::NONE, board: None }))
+    }
+
     pub(super) fn peek(&self) -> &dyn CongestionControl {
         match self {
             Self::Fixed(fixed) => fixed,
@@ -117,8 +124,6 @@ pub(super) struct Requester {
     pub(super) failed: Option<(u32, WcStatus)>,
     /// The event of state SQD is still to come.
     pub(super) drain_event: bool,
-    /// What has arrived ahead of a gap, where that is told.
-    pub(super) board: Option<Box<Board>>,
     pub(super) cc: Controller,
     /// Most bits per second, whatever congestion control says; 0: no limit.
     pub(super) limit: u64,
@@ -134,10 +139,7 @@ pub(super) struct Requester {
 
 impl Requester {
     pub(super) fn new(depth: u32, cc: Option<Box<dyn CongestionControl>>) -> Self {
-        let custom = |algorithm: Box<dyn CongestionControl>| {
-            Controller::Custom(Box::new(Custom { algorithm, probes: Probes::NONE }))
-        };
-        let cc = cc.map_or(Controller::Fixed(Fixed::unlimited()), custom);
+        let cc = cc.map_or(Controller::Fixed(Fixed::unlimited()), Controller::custom);
         let pace = Pace::new(cc.peek().pacing_rate());
         Self {
             una: 0,
@@ -164,7 +166,6 @@ impl Requester {
             flying: 0,
             failed: None,
             drain_event: false,
-            board: None,
             cc,
             limit: 0,
             pace,
@@ -195,7 +196,6 @@ impl Requester {
         self.asked = psn;
         self.acked_bytes = 0;
         self.pace = Pace::new(self.pacing_rate());
-        self.board = None;
         self.forget_probes();
         self.failed = None;
         self.drain_event = false;
@@ -222,6 +222,16 @@ impl Requester {
     /// Whether a PSN does not lie between the oldest that is unacknowledged and the last that was sent.
     pub(super) fn is_outside(&self, psn: Psn) -> bool {
         steps(self.una_psn, psn) >= steps(self.una_psn, self.top_psn)
+    }
+
+    /// How many PSNs from `psn` on may be under way where selective repeat is in use.
+    pub(super) fn left_of_board(&self, psn: Psn) -> u32 {
+        WINDOW.saturating_sub(steps(self.una_psn, psn))
+    }
+
+    /// The how manieth packet from now on asks for an ACK there, at the latest.
+    pub(super) fn unasked_of_board(&self) -> u32 {
+        (WINDOW / 4).saturating_sub(self.unasked)
     }
 
     /// Whether something is in flight.
@@ -285,7 +295,7 @@ impl Qp {
             (QpState::Sqd, None) => self.req.fresh,
             _ => return false,
         };
-        self.req.rnr_until.is_none() && (self.req.cur != end || self.may_repeat())
+        self.req.rnr_until.is_none() && self.req.cur != end
     }
 
     /// Sends request packets until there is nothing to send, no room, or the quantum is spent.
@@ -294,11 +304,6 @@ impl Qp {
             return self.send_datagrams(c, batch);
         }
         loop {
-            if self.may_repeat()
-                && let Some(turn) = self.send_repeats(c, batch)
-            {
-                return turn;
-            }
             let Some(plan) = self.plan(c) else { return Turn::Idle };
             if self.budget[REQUESTS] == 0 {
                 return Turn::Spent;
@@ -516,7 +521,7 @@ impl Qp {
     /// The transition to RTS (from RTR).
     pub(crate) fn start_requester(&mut self) {
         self.req.start(Psn::new(self.set.sq_psn), self.sq.tail());
-        self.req.board = self.board();
+        self.set_up_board();
         self.reload_retries();
     }
 

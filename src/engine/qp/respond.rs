@@ -16,7 +16,7 @@ use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::mem::Access;
 use crate::wire::headers::{AtomicAckEth, Ext};
-use crate::wire::num::{Msn, Psn};
+use crate::wire::num::Psn;
 use crate::wire::opcode::{Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
 use crate::wire::{Aeth, NakCode, Opcode, Syndrome};
@@ -195,24 +195,16 @@ impl Qp {
         let (psn, syndrome) = match self.resp.ack {
             Ack::Nothing => return true,
             Ack::Plain(psn) => (psn, Syndrome::ACK),
+            Ack::Nak(psn, REPORT) => return self.send_report(c, batch, psn),
             Ack::Nak(psn, syndrome) => (psn, syndrome),
         };
-        let aeth = Aeth { syndrome, msn: self.resp.msn };
-        let (opcode, ext) = match self.report().filter(|_| syndrome == REPORT) {
-            Some((base, orig)) => {
-                let aeth = Aeth { msn: Msn::new(base.raw()), ..aeth };
-                let atomic_ack = Some(AtomicAckEth { orig });
-                let ext = Ext { aeth: Some(aeth), atomic_ack, ..Ext::default() };
-                (Opcode::RC_ATOMIC_ACK, ext)
-            }
-            None => (Opcode::RC_ACK, Ext { aeth: Some(aeth), ..Ext::default() }),
-        };
-        if !self.emit(c, batch, opcode, psn, &ext) {
+        let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.resp.msn }), ..Ext::default() };
+        if !self.emit(c, batch, Opcode::RC_ACK, psn, &ext) {
             return false;
         }
         match syndrome {
             Syndrome::RnrNak { .. } => c.count(Counter::SendRnrErr),
-            Syndrome::Nak(NakCode::SequenceError) | REPORT => c.count(Counter::OutOfSeqRequest),
+            Syndrome::Nak(NakCode::SequenceError) => c.count(Counter::OutOfSeqRequest),
             _ => {}
         }
         self.resp.ack = Ack::Nothing;
@@ -221,7 +213,14 @@ impl Qp {
     }
 
     /// A packet without payload.
-    fn emit(&self, c: &Common, batch: &mut Batch<'_>, opcode: Opcode, psn: Psn, ext: &Ext) -> bool {
+    pub(super) fn emit(
+        &self,
+        c: &Common,
+        batch: &mut Batch<'_>,
+        opcode: Opcode,
+        psn: Psn,
+        ext: &Ext,
+    ) -> bool {
         let size = PacketBuilder::size(opcode, 0);
         if !batch.takes(&self.path, size) {
             return false;

@@ -123,7 +123,7 @@ pub(super) struct Responder {
     /// Bytes of the open message received (SEND) or still to come (WRITE).
     bytes: usize,
     write: Reth,
-    /// A gap was NAKed, or a receiver-not-ready was; when.
+    /// A gap was NAKed, or a receiver-not-ready was, or something behind a gap is held; when.
     pub(super) naked: Option<Instant>,
     /// In ERR with a NAK still to leave.
     pub(super) dying: bool,
@@ -356,18 +356,19 @@ impl Qp {
         self.establish(c);
         let psn = packet.psn();
         match psn.distance_from(self.resp.epsn) {
-            0 => {
-                self.resp.naked = None;
-                let executed = self.execute(c, packet);
-                let refused = executed.is_err();
-                match executed {
-                    Ok(()) => self.accepted(c, packet),
-                    Err(refusal) => self.refuse(c, psn, refusal),
+            0 => match self.execute(c, packet) {
+                Ok(()) => {
+                    self.accepted(c, packet);
+                    if self.resp.naked.is_some() {
+                        self.gap_closed(c, psn);
+                    }
                 }
-                if self.resp.held.is_some() {
-                    self.go_on_with_held(c, psn, refused);
+                Err(refusal) => {
+                    self.resp.naked = None;
+                    self.refuse(c, psn, refusal);
+                    self.forget_held();
                 }
-            }
+            },
             1.. => self.ahead(c, packet),
             _ => self.duplicate(c, packet),
         }
@@ -378,6 +379,15 @@ impl Qp {
         if self.state == QpState::Rtr && !self.resp.established {
             self.resp.established = true;
             c.event(AsyncEvent::CommEst { qpn: self.qpn.raw() });
+        }
+    }
+
+    /// What was missing has come: nothing is NAKed any more, and what is held behind it has its turn.
+    #[cold]
+    fn gap_closed(&mut self, c: &mut Common, psn: Psn) {
+        self.resp.naked = None;
+        if self.resp.held.is_some() {
+            self.go_on_with_held(c, psn);
         }
     }
 
@@ -406,7 +416,7 @@ impl Qp {
     }
 
     /// Bookkeeping of a request that was executed.
-    pub(super) fn accepted(&mut self, c: &mut Common, packet: &Packet<'_>) {
+    fn accepted(&mut self, c: &mut Common, packet: &Packet<'_>) {
         let info = packet.info();
         let psns = match info.operation {
             Operation::Read => self.mtu.packets(packet.reth().map_or(0, |r| r.dma_len)),
@@ -633,7 +643,7 @@ impl Qp {
         self.resp.taken = false;
     }
 
-    pub(super) fn refuse(&mut self, c: &mut Common, psn: Psn, refusal: Refusal) {
+    fn refuse(&mut self, c: &mut Common, psn: Psn, refusal: Refusal) {
         match refusal {
             Refusal::NotReady => {
                 c.count(Counter::OutOfBuffer);

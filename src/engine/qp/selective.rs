@@ -16,17 +16,20 @@
 
 use std::fmt;
 
+use super::attr::QpState;
 use super::packets::Plan;
-use super::requester::is_read_class;
-use super::{Qp, REQUESTS, Turn, steps};
+use super::requester::{Controller, Requester, is_read_class};
+use super::responder::Ack;
+use super::{QUANTUM, Qp, REPEATS, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
 use crate::engine::cc::Loss;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
-use crate::wire::Syndrome;
-use crate::wire::num::{Mtu, Psn};
+use crate::wire::headers::{AtomicAckEth, Ext};
+use crate::wire::num::{Msn, Mtu, Psn};
 use crate::wire::packet::{Packet, PacketBuilder};
+use crate::wire::{Aeth, Opcode, Syndrome};
 
 /// PSNs that may be under way, and held.
 pub(super) const WINDOW: u32 = 512;
@@ -51,6 +54,8 @@ pub(super) struct Held {
     lens: Box<[u16]>,
     count: u32,
     newest: Psn,
+    /// The receiver was not ready: what is ahead comes again anyway.
+    refused: bool,
 }
 
 impl Held {
@@ -62,6 +67,7 @@ impl Held {
             lens: vec![0; PLACES].into(),
             count: 0,
             newest: Psn::default(),
+            refused: false,
         }
     }
 
@@ -96,9 +102,11 @@ impl Held {
         }
     }
 
-    fn clear(&mut self) {
+    /// The expected request was refused, and all behind it comes again.
+    fn refuse(&mut self) {
         self.lens.fill(0);
         self.count = 0;
+        self.refused = true;
     }
 
     /// Where a report begins that tells of the newest, and which are held from there on.
@@ -123,6 +131,8 @@ impl fmt::Debug for Held {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Board {
     arrived: [u64; PLACES / 64],
+    /// All before it is acknowledged, and noted as not arrived: its place is that of another.
+    base: Psn,
     /// One past the newest that has arrived, as far as reports tell; what is before `next` was sent again, or has arrived.
     newest: Psn,
     next: Psn,
@@ -134,6 +144,7 @@ pub(super) struct Board {
 impl Board {
     const EMPTY: Self = Self {
         arrived: [0; PLACES / 64],
+        base: Psn::new(0),
         newest: Psn::new(0),
         next: Psn::new(0),
         end: Psn::new(0),
@@ -148,6 +159,36 @@ impl Board {
         let (word, bit) = (&mut self.arrived[place(psn) / 64], 1 << (place(psn) % 64));
         *word = if arrived { *word | bit } else { *word & !bit };
     }
+
+    /// All before `una` is acknowledged.
+    pub(super) fn settle(&mut self, una: Psn) {
+        if !self.recovers {
+            return;
+        }
+        for n in 0..steps(self.base, una).min(WINDOW) {
+            self.set(self.base.offset(n), false);
+        }
+        self.base = una;
+        if self.next.distance_from(una) < 0 {
+            self.next = una;
+        }
+        let is_ahead = |psn: Psn| una.distance_from(psn) < 0;
+        self.recovers = is_ahead(self.end) || is_ahead(self.newest);
+    }
+
+    /// Whether something may be missing that was not sent again.
+    fn has_missing(&self) -> bool {
+        self.recovers && self.next.distance_from(self.newest) < 0
+    }
+}
+
+impl Requester {
+    fn board(&mut self) -> Option<&mut Option<Box<Board>>> {
+        match &mut self.cc {
+            Controller::Fixed(_) => None,
+            Controller::Custom(custom) => Some(&mut custom.board),
+        }
+    }
 }
 
 impl Qp {
@@ -157,75 +198,96 @@ impl Qp {
     }
 
     /// What the requester needs.
-    pub(super) fn board(&self) -> Option<Box<Board>> {
-        self.set.selective.then(|| Box::new(Board::EMPTY))
+    pub(super) fn set_up_board(&mut self) {
+        let board = self.set.selective.then(|| Box::new(Board::EMPTY));
+        if let (Some(_), Controller::Fixed(fixed)) = (&board, &self.req.cc) {
+            self.req.cc = Controller::custom(Box::new(fixed.clone()));
+        }
+        if let Some(place) = self.req.board() {
+            *place = board;
+        }
     }
 
     /// A request ahead of a gap. `true`: it is held, or was, and the requester is told.
     pub(super) fn hold(&mut self, c: &mut Common, packet: &Packet<'_>) -> bool {
         let psn = packet.psn();
         let near = steps(self.resp.epsn, psn) < WINDOW;
-        let Some(held) = self.resp.held.as_mut().filter(|_| near && self.resp.naked.is_none())
-        else {
+        let Some(held) = self.resp.held.as_mut().filter(|held| near && !held.refused) else {
             return false;
         };
+        self.resp.naked.get_or_insert(c.now);
         if held.put(psn, packet.datagram()) {
             c.count(Counter::HeldRequests);
         } else {
             c.count(Counter::DropRequestAhead);
         }
-        self.resp.ack = super::responder::Ack::Nak(self.resp.epsn, REPORT);
+        self.resp.ack = Ack::Nak(self.resp.epsn, REPORT);
         true
     }
 
-    /// The request at `from` was executed, or refused: goes on with what is held behind it.
-    pub(super) fn go_on_with_held(&mut self, c: &mut Common, mut from: Psn, refused: bool) {
+    /// The request at `from` was executed: goes on with what is held behind it.
+    #[cold]
+    pub(super) fn go_on_with_held(&mut self, c: &mut Common, mut from: Psn) {
         let Some(mut held) = self.resp.held.take() else { return };
-        if refused {
-            held.clear();
-        }
+        held.refused = false;
         loop {
             held.forget(from, steps(from, self.resp.epsn));
             from = self.resp.epsn;
             let packet = held.get(from).and_then(|bytes| Packet::parse(bytes).ok());
             let Some(packet) = packet.filter(|_| self.is_reachable()) else { break };
-            match self.execute(c, &packet) {
-                Ok(()) => self.accepted(c, &packet),
-                Err(refusal) => {
-                    self.refuse(c, from, refusal);
-                    held.clear();
-                    break;
-                }
+            self.handle_request(c, &packet);
+            if self.resp.epsn == from {
+                held.refuse();
+                break;
             }
         }
         if held.count > 0 && self.is_reachable() {
             // Another gap: it acknowledges, too.
-            self.resp.ack = super::responder::Ack::Nak(self.resp.epsn, REPORT);
+            self.resp.naked = Some(c.now);
+            self.resp.ack = Ack::Nak(self.resp.epsn, REPORT);
         }
         self.resp.held = Some(held);
     }
 
-    /// What a report says: where it begins, and which are held.
-    pub(super) fn report(&self) -> Option<(Psn, u64)> {
-        self.resp.held.as_ref().map(|held| held.report(self.resp.epsn))
+    /// The expected request was refused: what is behind it comes again.
+    pub(super) fn forget_held(&mut self) {
+        if let Some(held) = &mut self.resp.held {
+            held.refuse();
+        }
     }
 
-    /// A report: some of what was sent has arrived behind a gap.
-    pub(super) fn note_arrived(&mut self, c: &mut Common, packet: &Packet<'_>) {
-        let (Some(aeth), Some(word)) = (packet.aeth(), packet.atomic_ack_eth()) else { return };
+    /// Sends the report that waits. `false`: no room in the batch.
+    #[cold]
+    pub(super) fn send_report(&mut self, c: &mut Common, batch: &mut Batch<'_>, psn: Psn) -> bool {
+        if let Some(held) = &self.resp.held {
+            let (base, orig) = held.report(self.resp.epsn);
+            let aeth = Some(Aeth { syndrome: REPORT, msn: Msn::new(base.raw()) });
+            let ext = Ext { aeth, atomic_ack: Some(AtomicAckEth { orig }), ..Ext::default() };
+            if !self.emit(c, batch, Opcode::RC_ATOMIC_ACK, psn, &ext) {
+                return false;
+            }
+            c.count(Counter::OutOfSeqRequest);
+        }
+        self.resp.ack = Ack::Nothing;
+        true
+    }
+
+    /// A report: some of what was sent has arrived behind a gap. `false`: selective repeat is not in use.
+    pub(super) fn note_arrived(&mut self, c: &mut Common, packet: &Packet<'_>) -> bool {
+        let Some(mut board) = self.req.board().and_then(Option::take) else { return false };
+        board.settle(self.req.una_psn);
         // While it goes back, all is sent again anyway.
         let goes_back = self.req.cursor() != self.req.top_psn || self.req.rnr_until.is_some();
-        let Some(mut board) = self.req.board.take() else { return };
-        if !goes_back {
+        if !goes_back && let (Some(aeth), Some(word)) = (packet.aeth(), packet.atomic_ack_eth()) {
             let base = Psn::new(aeth.msn.raw());
             for psn in (0..64).filter(|n| word.orig >> n & 1 > 0).map(|n| base.offset(n)) {
                 if self.req.is_outside(psn) || steps(self.req.una_psn, psn) >= WINDOW {
                     continue;
                 }
                 if !board.recovers {
-                    let (here, end) = (self.req.una_psn, self.req.una_psn);
-                    *board =
-                        Board { newest: here, next: here, end, recovers: true, ..Board::EMPTY };
+                    let (base, newest, next, end) =
+                        (self.req.una_psn, psn, self.req.una_psn, self.req.una_psn);
+                    *board = Board { base, newest, next, end, recovers: true, ..Board::EMPTY };
                 }
                 // Of each window of packets one loss counts.
                 if self.req.una_psn.distance_from(board.end) >= 0 {
@@ -243,43 +305,40 @@ impl Qp {
                 }
             }
         }
-        self.req.board = Some(board);
-    }
-
-    /// The oldest unacknowledged PSN was `before`: what it has passed is settled.
-    pub(super) fn settle_board(&mut self, before: Psn) {
-        let r = &mut self.req;
-        let Some(board) = r.board.as_mut().filter(|board| board.recovers) else { return };
-        for n in 0..steps(before, r.una_psn).min(WINDOW) {
-            board.set(before.offset(n), false);
+        if board.has_missing() {
+            self.first |= REPEATS;
         }
-        if board.next.distance_from(r.una_psn) < 0 {
-            board.next = r.una_psn;
+        if let Some(place) = self.req.board() {
+            *place = Some(board);
         }
-        let is_before = |psn: Psn| r.una_psn.distance_from(psn) < 0;
-        board.recovers = is_before(board.end) || is_before(board.newest);
+        true
     }
 
     /// Goes back: nothing of what has arrived is relied on.
     pub(super) fn clear_board(&mut self) {
-        if let Some(board) = &mut self.req.board {
+        if let Some(Some(board)) = self.req.board() {
             **board = Board::EMPTY;
         }
     }
 
-    /// Whether something is to be sent again.
-    pub(super) fn may_repeat(&self) -> bool {
-        self.req.board.as_ref().is_some_and(|b| b.recovers && b.next.distance_from(b.newest) < 0)
+    /// Whether something is to be sent again, and may be.
+    fn may_repeat(&mut self) -> bool {
+        matches!(self.state, QpState::Rts | QpState::Sqd)
+            && self.req.rnr_until.is_none()
+            && matches!(self.req.board(), Some(Some(board)) if board.has_missing())
     }
 
-    /// Sends again what is missing. `None`: there is no more of that.
+    /// Sends again what is missing. `None`: there is no more of that, or it waits for its pace.
+    #[cold]
+    #[inline(never)]
     pub(super) fn send_repeats(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Option<Turn> {
         while self.may_repeat() {
             let Some((plan, at)) = self.missing() else { continue };
             if self.is_paced(c) {
-                return Some(Turn::Idle);
+                return None;
             }
             if self.budget[REQUESTS] == 0 {
+                self.budget = [QUANTUM; 2];
                 return Some(Turn::Spent);
             }
             let size = PacketBuilder::size(plan.opcode, plan.payload);
@@ -291,30 +350,33 @@ impl Qp {
             let built = self.build(c, batch, &plan, size);
             (self.req.cur, self.req.cur_packet) = here;
             if built.is_err() {
+                self.clear_board();
                 self.fail_locally(c, at.0, WcStatus::LocProt);
-                return Some(Turn::Idle);
+                break;
             }
             c.observe(|| plan.gathered(self.qpn));
             c.count(Counter::RetransmittedPkts);
             self.budget[REQUESTS] -= 1;
             self.pace(c, size + self.path.header_len());
-            if let Some(board) = &mut self.req.board {
+            self.ack_follows = true;
+            if let Some(Some(board)) = self.req.board() {
                 board.next = plan.psn.offset(plan.psns);
             }
         }
+        self.first &= !REPEATS;
         None
     }
 
     /// The packet at the next PSN that may be missing, and where it is in the send queue. `None`: it is not missing.
     fn missing(&mut self) -> Option<(Plan, (u32, u32))> {
-        let board = self.req.board.as_mut()?;
+        let board = self.req.board()?.as_mut()?;
         let psn = board.next;
         if !board.has(psn)
             && let Some(found) = self.packet_at(psn)
         {
             return Some(found);
         }
-        self.req.board.as_mut()?.next = psn.offset(1);
+        self.req.board()?.as_mut()?.next = psn.offset(1);
         None
     }
 
