@@ -191,6 +191,7 @@ impl Qp {
     }
 
     /// Sends the ACK or NAK that waits. `false`: no room in the batch.
+    #[inline(always)]
     pub(crate) fn send_ack(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> bool {
         let (psn, syndrome) = match self.resp.ack {
             Ack::Nothing => return true,

@@ -260,12 +260,18 @@ impl Qp {
     #[cold]
     pub(super) fn send_report(&mut self, c: &mut Common, batch: &mut Batch<'_>, psn: Psn) -> bool {
         if let Some(held) = &self.resp.held {
+            let size = PacketBuilder::size(Opcode::RC_ATOMIC_ACK, 0);
+            if !batch.takes(&self.path, size) {
+                return false;
+            }
             let (base, orig) = held.report(self.resp.epsn);
             let aeth = Some(Aeth { syndrome: REPORT, msn: Msn::new(base.raw()) });
             let ext = Ext { aeth, atomic_ack: Some(AtomicAckEth { orig }), ..Ext::default() };
-            if !self.emit(c, batch, Opcode::RC_ATOMIC_ACK, psn, &ext) {
-                return false;
-            }
+            let (bth, ip) =
+                (self.bth(Opcode::RC_ATOMIC_ACK, psn), self.ip.with_ident(batch.ident()));
+            let builder = PacketBuilder::new(batch.slot(size), &bth, &ext, 0);
+            let size = c.seal(builder, &ip, false);
+            batch.commit(&self.path, size, self.handle.as_u64());
             c.count(Counter::OutOfSeqRequest);
         }
         self.resp.ack = Ack::Nothing;
