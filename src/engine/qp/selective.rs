@@ -10,8 +10,8 @@
 //! acknowledges all before it, its MSN field is a PSN, and its word says by bits which of the 64 from there on are held.
 //! A receiver that is not ready, or an error, throws all away.
 //!
-//! *Requester.* What lies below the newest packet that arrived and did not arrive is sent once more. If that is lost too,
-//! the timeout goes back to the oldest, as go-back-N. No PSN is sent [`WINDOW`] or more ahead of the oldest unacknowledged
+//! *Requester.* What lies below the newest packet that arrived and did not arrive is sent once more, and again when something
+//! that was sent after it has arrived. If nothing was, the timeout goes back to the oldest, as go-back-N. No PSN is sent [`WINDOW`] or more ahead of the oldest unacknowledged
 //! one. Answers that are lost (of READs, atomics, ATOMIC WRITEs and FLUSHes) are asked for again by go-back-N.
 
 use std::fmt;
@@ -138,6 +138,8 @@ pub(super) struct Board {
     next: Psn,
     /// One past what was under way when the last loss showed.
     end: Psn,
+    /// One past the newest that was sent before the last repeat: what arrives from there on was sent after it.
+    fence: Psn,
     recovers: bool,
 }
 
@@ -148,6 +150,7 @@ impl Board {
         newest: Psn::new(0),
         next: Psn::new(0),
         end: Psn::new(0),
+        fence: Psn::new(0),
         recovers: false,
     };
 
@@ -286,6 +289,7 @@ impl Qp {
         let goes_back = self.req.cursor() != self.req.top_psn || self.req.rnr_until.is_some();
         if !goes_back && let (Some(aeth), Some(word)) = (packet.aeth(), packet.atomic_ack_eth()) {
             let base = Psn::new(aeth.msn.raw());
+            let mut overtaken = false;
             for psn in (0..64).filter(|n| word.orig >> n & 1 > 0).map(|n| base.offset(n)) {
                 if self.req.is_outside(psn) || steps(self.req.una_psn, psn) >= WINDOW {
                     continue;
@@ -293,7 +297,15 @@ impl Qp {
                 if !board.recovers {
                     let (base, newest, next, end) =
                         (self.req.una_psn, psn, self.req.una_psn, self.req.una_psn);
-                    *board = Board { base, newest, next, end, recovers: true, ..Board::EMPTY };
+                    *board = Board {
+                        base,
+                        newest,
+                        next,
+                        end,
+                        fence: self.req.top_psn,
+                        recovers: true,
+                        ..Board::EMPTY
+                    };
                 }
                 // Of each window of packets one loss counts.
                 if self.req.una_psn.distance_from(board.end) >= 0 {
@@ -308,7 +320,13 @@ impl Qp {
                 board.set(psn, true);
                 if psn.distance_from(board.newest) >= 0 {
                     board.newest = psn.offset(1);
+                    overtaken |= psn.distance_from(board.fence) >= 0;
                 }
+            }
+            // What was sent behind the repeats is there, and a repeat is not.
+            if overtaken && self.req.una_psn.distance_from(board.next) < 0 {
+                board.next = self.req.una_psn;
+                board.fence = self.req.top_psn;
             }
         }
         if board.has_missing() {
@@ -365,8 +383,10 @@ impl Qp {
             self.budget[REQUESTS] -= 1;
             self.pace(c, size + self.path.header_len());
             self.ack_follows = true;
+            let fence = self.req.top_psn;
             if let Some(Some(board)) = self.req.board() {
                 board.next = plan.psn.offset(plan.psns);
+                board.fence = fence;
             }
         }
         self.first &= !REPEATS;
