@@ -1,7 +1,7 @@
 //! What losses leave of a line, by go-back-N and by selective repeat: one flow of WRITEs of 4 MiB over 40 Gbit/s and a round
 //! trip of 4 us, in virtual time, so that the same comes out everywhere.
 //!
-//! `GOODPUT_WRITES=64 cargo test --release --test goodput -- --nocapture` makes the table in docs/dcqcn.md.
+//! `GOODPUT_WRITES=16 cargo test --test goodput -- --nocapture` makes the table in docs/dcqcn.md.
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
 #![expect(clippy::print_stdout, reason = "a test that shows what it has measured")]
 
