@@ -2,8 +2,6 @@
 //! trip of 4 us, in virtual time, so that the same comes out everywhere.
 //!
 //! `GOODPUT_WRITES=16 cargo test --test goodput -- --nocapture` makes the table in docs/dcqcn.md.
-#![expect(clippy::unwrap_used, reason = "a test that cannot go on may panic")]
-#![expect(clippy::print_stdout, reason = "a test that shows what it has measured")]
 
 use softroce::prelude::*;
 use softroce::sim::{Link, Sim};

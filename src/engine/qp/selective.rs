@@ -204,7 +204,7 @@ impl Qp {
     pub(super) fn set_up_board(&mut self) {
         let board = self.set.selective.then(|| Box::new(Board::EMPTY));
         if let (Some(_), Controller::Fixed(fixed)) = (&board, &self.req.cc) {
-            self.req.cc = Controller::custom(Box::new(fixed.clone()));
+            self.req.cc = Controller::custom(Box::new(*fixed));
         }
         if let Some(place) = self.req.board() {
             *place = board;
