@@ -296,6 +296,28 @@ impl Engine {
         Ok(())
     }
 
+    /// Whether queue pairs repeat selectively of which nobody has said otherwise.
+    pub fn repeats_selectively(&self) -> bool {
+        self.common.config.selective_repeat
+    }
+
+    /// Tells whether a queue pair would repeat selectively, and its peer: it does if both would. Before the transition to
+    /// RTR.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is gone.
+    pub fn set_selective(
+        &mut self,
+        handle: QpHandle,
+        ours: bool,
+        theirs: bool,
+    ) -> Result<(), Cause> {
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        qp.set.offers_selective = ours && qp.kind == QpType::Rc;
+        qp.set.selective = qp.set.offers_selective && theirs;
+        Ok(())
+    }
+
     /// Changes a queue pair: `ibv_modify_qp(3)`. On an error nothing has changed.
     ///
     /// # Errors

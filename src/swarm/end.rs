@@ -138,6 +138,7 @@ impl Gear {
         };
         let mut qp =
             pd.create_qp(kind, queues[0]).recv_cq(queues[1]).depth(plan.sends, plan.receives);
+        qp = qp.selective_repeat(plan.selective);
         if plan.v6 {
             qp = qp.gid_index(v6_index(pd)?);
         }

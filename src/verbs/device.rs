@@ -180,6 +180,8 @@ mod soft {
         rxe_flush: bool,
         /// Congestion control of queue pairs that have none of their own.
         cc: Algorithm,
+        /// Queue pairs repeat selectively where their peers do.
+        selective: bool,
         /// The device has frames, and no socket of the kernel's network.
         ether: Option<Ether>,
     }
@@ -240,11 +242,13 @@ mod soft {
             pkeys: Vec::new(),
             rxe_flush: false,
             cc: Algorithm::None,
+            selective: false,
             ether: Ether::new(&base)?,
         };
         for option in parts {
-            let common =
-                ["pcap=", "pkeys=", "quirk=", "cc="].iter().any(|name| option.starts_with(name));
+            let common = ["pcap=", "pkeys=", "quirk=", "cc=", "retry="]
+                .iter()
+                .any(|name| option.starts_with(name));
             if let Some(ether) = options.ether.as_mut().filter(|_| !common) {
                 ether.take(&option)?;
                 continue;
@@ -255,6 +259,8 @@ mod soft {
                 ("gso=off", _) => options.gso = GsoPolicy::Off,
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
                 ("quirk=rxe-flush", _) => options.rxe_flush = true,
+                ("retry=selective", _) => options.selective = true,
+                ("retry=go-back-n", _) => options.selective = false,
                 _ if option.starts_with("pkeys=") => options.pkeys = partitions(&option)?,
                 _ if option.starts_with("cc=") => options.cc = algorithm(&option, &base)?,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
@@ -264,7 +270,7 @@ mod soft {
                 }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, quirk=rxe-flush or pcap=FILE"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -380,6 +386,7 @@ mod soft {
             config.pkeys.extend(options.pkeys);
             config.rxe_flush = options.rxe_flush;
             config.cc = options.cc;
+            config.selective_repeat = options.selective;
         };
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
         if is_station {
@@ -513,6 +520,10 @@ mod soft {
             assert_eq!(cc("udp=::1,cc=swift"), Ok(known("swift", 100)));
             assert_eq!(cc("lo,cc=dcqcn:nvidia-fw:25g"), Ok(known("dcqcn:nvidia-fw", 25)));
             assert_eq!(cc("frames=/a,cc=timely:10g"), Ok(known("timely", 10)));
+            let retry =
+                |spec: &str| parse(spec).map(|(_, o)| o.selective).map_err(|e| e.to_string());
+            assert_eq!([retry("lo"), retry("lo,retry=go-back-n")], [Ok(false), Ok(false)]);
+            assert_eq!(retry("lo,retry=selective"), Ok(true));
             let e = cc("lo,cc=cubic").unwrap_err();
             assert!(e.contains("cubic") && e.contains("none, dcqcn, dcqcn:PRESET, swift"), "{e}");
             assert!(cc("lo,cc=dcqcn:new").unwrap_err().contains("paper, strawman"));
@@ -534,7 +545,7 @@ mod soft {
                 let e = parsed(bad).unwrap_err();
                 assert!(
                     e.contains(
-                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, quirk=rxe-flush or pcap=FILE"
+                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE"
                     ),
                     "{e}"
                 );

@@ -13,7 +13,7 @@ use super::error::Error;
 /// Where a queue pair is and what it can do: what its peer needs to connect.
 ///
 /// Printed and parsed as `[gid%scope]/qpn/psn/qkey/mtu/rd_atomic/rx_buffer`, all numbers but the MTU, the
-/// READ depth and the buffer in hexadecimal:
+/// READ depth and the buffer in hexadecimal, with `/sr` behind it for selective repeat:
 ///
 /// ```
 /// use softroce::prelude::*;
@@ -44,6 +44,9 @@ pub struct QpEndpoint {
     pub scope_id: u32,
     /// Bytes that its socket buffers before it drops; 0: unknown. A hint for flow control.
     pub rx_buffer: u32,
+    /// It would repeat selectively, if its peer does: see [`QpBuilder::selective_repeat`](super::QpBuilder::selective_repeat).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub selective: bool,
 }
 
 impl QpEndpoint {
@@ -74,7 +77,8 @@ impl fmt::Display for QpEndpoint {
             self.mtu.bytes(),
             self.rd_atomic,
             self.rx_buffer
-        )
+        )?;
+        if self.selective { f.write_str("/sr") } else { Ok(()) }
     }
 }
 
@@ -123,13 +127,15 @@ impl FromStr for QpEndpoint {
         let mtu = number("mtu", 10, 4096, Some(1024))?;
         let rd_atomic = number("rd_atomic", 10, 255, Some(1))?;
         let rx_buffer = number("rx_buffer", 10, u32::MAX, Some(0))?;
-        if let Some(extra) = parts.next() {
+        let flag = parts.next();
+        let selective = flag == Some("sr");
+        if let Some(extra) = flag.filter(|_| !selective).or_else(|| parts.next()) {
             return Err(bad(format!("{extra:?} at the end is too much; {form}")));
         }
         let mtu = Mtu::from_bytes(mtu as usize)
             .ok_or_else(|| bad(format!("mtu is {mtu}, wanted 256, 512, 1024, 2048 or 4096")))?;
         let rd_atomic = u8::try_from(rd_atomic).unwrap_or(u8::MAX);
-        Ok(Self { gid, qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer })
+        Ok(Self { gid, qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, selective })
     }
 }
 
@@ -156,6 +162,7 @@ mod tests {
             ("[10.0.0.1]/x/2", "qpn is \"x\""),
             ("[10.0.0.1]/1/2/0/1000", "mtu is 1000"),
             ("[10.0.0.1]/1/2/0/1024/1/0/9", "too much"),
+            ("[10.0.0.1]/1/2/0/1024/1/0/sr/sr", "too much"),
             ("[10.0.0.1%a]/1/2", "scope"),
         ] {
             let e = text.parse::<QpEndpoint>().unwrap_err();
@@ -168,11 +175,11 @@ mod tests {
         #[test]
         fn prints_and_parses(
             gid in any::<[u8; 16]>(), qpn in 0u32..1 << 24, psn in 0u32..1 << 24, qkey: u32, mtu in 1u8..6,
-            rd_atomic: u8, scope_id: u32, rx_buffer: u32,
+            rd_atomic: u8, scope_id: u32, rx_buffer: u32, selective: bool,
         ) {
             prop_assume!(gid != [0; 16]);
             let mtu = Mtu::from_raw(mtu).unwrap();
-            let e = QpEndpoint { gid: Gid(gid), qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer };
+            let e = QpEndpoint { gid: Gid(gid), qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, selective };
             prop_assert_eq!(e.to_string().parse::<QpEndpoint>().unwrap(), e);
         }
 

@@ -192,14 +192,16 @@ impl Wire for RemoteMr {
 
 impl Wire for QpEndpoint {
     fn encode(&self, out: &mut Vec<u8>) {
-        out.push(1); // of this record
+        // Which record: the second one says that it would repeat selectively, and nothing else.
+        out.push(if self.selective { 2 } else { 1 });
         out.extend_from_slice(&self.gid.0);
         (self.qpn, self.psn, self.qkey).encode(out);
         (self.lid, self.mtu as u8, self.rd_atomic).encode(out);
         self.rx_buffer.encode(out);
     }
     fn decode(b: &mut &[u8]) -> Result<Self> {
-        if u8::decode(b)? != 1 {
+        let record = u8::decode(b)?;
+        if !matches!(record, 1 | 2) {
             return Err(bad("the peer's endpoint is of another version"));
         }
         let mut gid = [0; 16];
@@ -215,7 +217,8 @@ impl Wire for QpEndpoint {
         if qpn > 0xff_ffff || psn > 0xff_ffff {
             return Err(bad("the peer's queue pair number or PSN has more than 24 bits"));
         }
-        Ok(Self { gid: Gid(gid), qpn, psn, qkey, lid, mtu, rd_atomic, scope_id: 0, rx_buffer })
+        let (gid, selective) = (Gid(gid), record == 2);
+        Ok(Self { gid, qpn, psn, qkey, lid, mtu, rd_atomic, scope_id: 0, rx_buffer, selective })
     }
 }
 
@@ -234,6 +237,10 @@ mod tests {
         endpoint().encode(&mut out);
         assert_eq!(out.len(), 37);
         assert_eq!(QpEndpoint::decode(&mut &out[..]).unwrap(), endpoint());
+        let selective = QpEndpoint { selective: true, ..endpoint() };
+        out.clear();
+        selective.encode(&mut out);
+        assert_eq!((out.len(), QpEndpoint::decode(&mut &out[..]).unwrap()), (37, selective));
         let mut out = Vec::new();
         RemoteMr { addr: 1, len: 2, rkey: 3 }.encode(&mut out);
         assert_eq!(out.len(), 20);

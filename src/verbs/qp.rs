@@ -95,6 +95,8 @@ pub struct QueuePair {
     psn: AtomicU32,
     /// Its Q_Key (datagrams).
     qkey: AtomicU32,
+    /// It would repeat selectively.
+    selective: bool,
     alive: bool,
 }
 
@@ -128,6 +130,7 @@ impl QueuePair {
             rd_atomic: crate::nic::device::Limits::ALL.max_rd_atomic.min(16),
             scope_id: ctx.scope_of(self.gid_index),
             rx_buffer: ctx.rx_buffer(),
+            selective: self.selective,
         }
     }
 
@@ -177,8 +180,11 @@ impl QueuePair {
             self.modify(&QpAttr::to(QpState::Init).overridden(&over, TO_INIT))?;
         }
         let nic = self.pd.nic();
-        nic.control(|engine, _| engine.set_peer_buffer(self.handle, peer.rx_buffer))
-            .of("ibv_modify_qp")?;
+        nic.control(|engine, _| {
+            engine.set_peer_buffer(self.handle, peer.rx_buffer)?;
+            engine.set_selective(self.handle, mine.selective, peer.selective)
+        })
+        .of("ibv_modify_qp")?;
         let ah = AhAttr { sgid_index: self.gid_index, port: self.port, ..peer.ah() };
         let depth = mine.rd_atomic.min(peer.rd_atomic);
         let mut rtr = QpAttr::to(QpState::Rtr)

@@ -101,6 +101,7 @@ impl Qp {
         r.asked = r.una_psn;
         r.ack_deadline = None;
         r.forget_probes();
+        self.clear_board();
     }
 
     /// Takes all charges back, and lets others have the room.

@@ -9,6 +9,7 @@ mod pacing;
 pub(crate) mod pair;
 mod random;
 mod rc;
+mod selective;
 mod sharing;
 mod sizes;
 mod steering;

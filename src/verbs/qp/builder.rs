@@ -29,6 +29,7 @@ pub struct QpBuilder {
     sig_all: bool,
     srq: Option<SharedReceiveQueue>,
     cc: Option<Box<dyn CongestionControl>>,
+    selective: Option<bool>,
 }
 
 impl QpBuilder {
@@ -46,6 +47,7 @@ impl QpBuilder {
             sig_all: false,
             srq: None,
             cc: None,
+            selective: None,
         }
     }
 
@@ -114,6 +116,15 @@ impl QpBuilder {
         self
     }
 
+    /// Whether a loss has only what is missing sent again, and not all that was sent since (RC alone). Default: no, unless the
+    /// device was opened with `retry=selective`. It takes effect where both ends want it and
+    /// [`connect`](QueuePair::connect) to what the other one's [`endpoint`](QueuePair::endpoint) says; towards all others
+    /// it is go-back-N, and nothing that the standard does not know is sent. Its memory is 512 packets.
+    pub fn selective_repeat(mut self, wanted: bool) -> Self {
+        self.selective = Some(wanted);
+        self
+    }
+
     /// Makes it, in INIT, so that receives can be posted before anybody connects.
     ///
     /// # Errors
@@ -169,7 +180,9 @@ impl QpBuilder {
             cc: self.cc,
         };
         let (handle, face) = nic.create_qp(init, ctx.events()).of(verb)?;
-        let psn = nic.control(|engine, _| engine.random_psn());
+        let (psn, usual) =
+            nic.control(|engine, _| (engine.random_psn(), engine.repeats_selectively()));
+        let selective = self.kind == QpType::Rc && self.selective.unwrap_or(usual);
         Ok(QueuePair {
             pd: self.pd,
             _send_cq: self.send_cq,
@@ -184,6 +197,7 @@ impl QpBuilder {
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
             psn: AtomicU32::new(psn.raw()),
             qkey: AtomicU32::new(0),
+            selective,
             alive: true,
         })
     }
