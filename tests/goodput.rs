@@ -16,7 +16,7 @@ struct Losses {
 }
 
 /// Gbit/s of payload, and how many packets were sent again.
-fn goodput(lost: Losses, selective: bool, writes: usize) -> Result<(f64, u64)> {
+fn goodput(lost: Losses, recovery: Recovery, writes: usize) -> Result<(f64, u64)> {
     let sim = Sim::new(40);
     let (bits_per_s, delay) = (40_000_000_000, Duration::from_micros(1));
     let line = Link { bits_per_s, delay, mtu: 1500, ..Link::default() };
@@ -26,8 +26,8 @@ fn goodput(lost: Losses, selective: bool, writes: usize) -> Result<(f64, u64)> {
     sim.set_link(&b, Link { loss: lost.requests, ..line })?;
     let (pa, cq) = (a.alloc_pd()?, a.create_cq(128)?);
     let (pb, theirs) = (b.alloc_pd()?, b.create_cq(16)?);
-    let x = pa.create_qp(QpType::Rc, &cq).selective_repeat(selective).build()?;
-    let y = pb.create_qp(QpType::Rc, &theirs).selective_repeat(selective).build()?;
+    let x = pa.create_qp(QpType::Rc, &cq).recovery(recovery).build()?;
+    let y = pb.create_qp(QpType::Rc, &theirs).recovery(recovery).build()?;
     // The shortest timeout that no switch with a full queue outlasts: 1 ms.
     let over = || QpAttr::default().timeout(8).path_mtu(Mtu::B1024);
     x.connect_with(&y.endpoint(), over())?;
@@ -57,8 +57,8 @@ fn selective_repeat_is_never_worse() {
         for (what, requests, answers) in
             [("requests", loss, 0.0), ("answers", 0.0, loss), ("both", loss, loss)]
         {
-            let [go_back_n, selective] = [false, true]
-                .map(|selective| goodput(Losses { requests, answers }, selective, writes).unwrap());
+            let [go_back_n, selective] = [Recovery::GoBackN, Recovery::Selective]
+                .map(|recovery| goodput(Losses { requests, answers }, recovery, writes).unwrap());
             let percent = loss * 100.0;
             let cell = |(goodput, again): (f64, u64)| format!("{goodput:.2} ({again})");
             println!("| {percent} % | {what} | {} | {} |", cell(go_back_n), cell(selective));

@@ -1,6 +1,7 @@
 //! What an engine is made with: limits, seed, and the choices where devices differ.
 
 use super::cc::Algorithm;
+use super::qp::attr::Recovery;
 use super::window::WindowConfig;
 use crate::time::Duration;
 use crate::wire::num::Pkey;
@@ -36,8 +37,8 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// Congestion control of connected queue pairs that were given none of their own.
     pub cc: Algorithm,
-    /// Queue pairs of which nobody says otherwise repeat selectively, where their peers do, too.
-    pub selective_repeat: bool,
+    /// How reliable queue pairs of which nobody says otherwise recover from losses, where their peers do so, too.
+    pub recovery: Recovery,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,
     /// How far ahead of its pace a packet may leave: credit for segmented sends, and all that a queue pair gets back that
@@ -75,7 +76,7 @@ impl EngineConfig {
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
             cc: Algorithm::None,
-            selective_repeat: false,
+            recovery: Recovery::GoBackN,
             cnp: CnpConfig::default(),
             // Enough for one segmented send at high rates.
             pacing_burst: Duration::from_micros(20),

@@ -122,6 +122,7 @@ mod soft {
     use crate::engine::cc::Algorithm;
     use crate::engine::config;
     use crate::engine::errno::{EBUSY, EIO};
+    use crate::engine::qp::attr::Recovery;
     use crate::fork::Origin;
     use crate::nic::clock::{MonotonicClock, WallClock};
     use crate::nic::device::guid;
@@ -180,8 +181,8 @@ mod soft {
         rxe_flush: bool,
         /// Congestion control of queue pairs that have none of their own.
         cc: Algorithm,
-        /// Queue pairs repeat selectively where their peers do.
-        selective: bool,
+        /// How queue pairs recover from losses where their peers do so, too.
+        recovery: Recovery,
         /// The device has frames, and no socket of the kernel's network.
         ether: Option<Ether>,
     }
@@ -242,7 +243,7 @@ mod soft {
             pkeys: Vec::new(),
             rxe_flush: false,
             cc: Algorithm::None,
-            selective: false,
+            recovery: Recovery::GoBackN,
             ether: Ether::new(&base)?,
         };
         for option in parts {
@@ -259,8 +260,9 @@ mod soft {
                 ("gso=off", _) => options.gso = GsoPolicy::Off,
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
                 ("quirk=rxe-flush", _) => options.rxe_flush = true,
-                ("retry=selective", _) => options.selective = true,
-                ("retry=go-back-n", _) => options.selective = false,
+                ("retry=selective", _) => options.recovery = Recovery::Selective,
+                ("retry=go-back-n", _) => options.recovery = Recovery::GoBackN,
+                ("retry=go-back-0", _) => options.recovery = Recovery::GoBack0,
                 _ if option.starts_with("pkeys=") => options.pkeys = partitions(&option)?,
                 _ if option.starts_with("cc=") => options.cc = algorithm(&option, &base)?,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
@@ -386,7 +388,7 @@ mod soft {
             config.pkeys.extend(options.pkeys);
             config.rxe_flush = options.rxe_flush;
             config.cc = options.cc;
-            config.selective_repeat = options.selective;
+            config.recovery = options.recovery;
         };
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
         if is_station {
@@ -521,9 +523,11 @@ mod soft {
             assert_eq!(cc("lo,cc=dcqcn:nvidia-fw:25g"), Ok(known("dcqcn:nvidia-fw", 25)));
             assert_eq!(cc("frames=/a,cc=timely:10g"), Ok(known("timely", 10)));
             let retry =
-                |spec: &str| parse(spec).map(|(_, o)| o.selective).map_err(|e| e.to_string());
-            assert_eq!([retry("lo"), retry("lo,retry=go-back-n")], [Ok(false), Ok(false)]);
-            assert_eq!(retry("lo,retry=selective"), Ok(true));
+                |spec: &str| parse(spec).map(|(_, o)| o.recovery).map_err(|e| e.to_string());
+            assert_eq!(retry("lo"), Ok(Recovery::GoBackN));
+            assert_eq!(retry("lo,retry=go-back-n"), Ok(Recovery::GoBackN));
+            assert_eq!(retry("lo,retry=selective"), Ok(Recovery::Selective));
+            assert_eq!(retry("lo,retry=go-back-0"), Ok(Recovery::GoBack0));
             let e = cc("lo,cc=cubic").unwrap_err();
             assert!(e.contains("cubic") && e.contains("none, dcqcn, dcqcn:PRESET, swift"), "{e}");
             assert!(cc("lo,cc=dcqcn:new").unwrap_err().contains("paper, strawman"));

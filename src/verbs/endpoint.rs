@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::engine::cause::Cause;
+use crate::engine::qp::attr::Recovery;
 use crate::wire::num::{Gid, Mtu};
 
 use super::attr::AhAttr;
@@ -13,7 +14,7 @@ use super::error::Error;
 /// Where a queue pair is and what it can do: what its peer needs to connect.
 ///
 /// Printed and parsed as `[gid%scope]/qpn/psn/qkey/mtu/rd_atomic/rx_buffer`, all numbers but the MTU, the
-/// READ depth and the buffer in hexadecimal, with `/sr` behind it for selective repeat:
+/// READ depth and the buffer in hexadecimal, with `/sr` behind it for selective repeat, `/gb0` for go-back-0:
 ///
 /// ```
 /// use softroce::prelude::*;
@@ -44,9 +45,9 @@ pub struct QpEndpoint {
     pub scope_id: u32,
     /// Bytes that its socket buffers before it drops; 0: unknown. A hint for flow control.
     pub rx_buffer: u32,
-    /// It would repeat selectively, if its peer does: see [`QpBuilder::selective_repeat`](super::QpBuilder::selective_repeat).
+    /// How it would recover from losses, if its peer does so, too: see [`QpBuilder::recovery`](super::QpBuilder::recovery).
     #[cfg_attr(feature = "serde", serde(default))]
-    pub selective: bool,
+    pub recovery: Recovery,
 }
 
 impl QpEndpoint {
@@ -78,7 +79,11 @@ impl fmt::Display for QpEndpoint {
             self.rd_atomic,
             self.rx_buffer
         )?;
-        if self.selective { f.write_str("/sr") } else { Ok(()) }
+        match self.recovery {
+            Recovery::GoBackN => Ok(()),
+            Recovery::Selective => f.write_str("/sr"),
+            Recovery::GoBack0 => f.write_str("/gb0"),
+        }
     }
 }
 
@@ -128,14 +133,19 @@ impl FromStr for QpEndpoint {
         let rd_atomic = number("rd_atomic", 10, 255, Some(1))?;
         let rx_buffer = number("rx_buffer", 10, u32::MAX, Some(0))?;
         let flag = parts.next();
-        let selective = flag == Some("sr");
-        if let Some(extra) = flag.filter(|_| !selective).or_else(|| parts.next()) {
+        let recovery = match flag {
+            Some("sr") => Recovery::Selective,
+            Some("gb0") => Recovery::GoBack0,
+            _ => Recovery::GoBackN,
+        };
+        let unknown = flag.filter(|_| recovery == Recovery::GoBackN);
+        if let Some(extra) = unknown.or_else(|| parts.next()) {
             return Err(bad(format!("{extra:?} at the end is too much; {form}")));
         }
         let mtu = Mtu::from_bytes(mtu as usize)
             .ok_or_else(|| bad(format!("mtu is {mtu}, wanted 256, 512, 1024, 2048 or 4096")))?;
         let rd_atomic = u8::try_from(rd_atomic).unwrap_or(u8::MAX);
-        Ok(Self { gid, qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, selective })
+        Ok(Self { gid, qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, recovery })
     }
 }
 
@@ -175,11 +185,12 @@ mod tests {
         #[test]
         fn prints_and_parses(
             gid in any::<[u8; 16]>(), qpn in 0u32..1 << 24, psn in 0u32..1 << 24, qkey: u32, mtu in 1u8..6,
-            rd_atomic: u8, scope_id: u32, rx_buffer: u32, selective: bool,
+            rd_atomic: u8, scope_id: u32, rx_buffer: u32, recovery in 0..3_usize,
         ) {
             prop_assume!(gid != [0; 16]);
             let mtu = Mtu::from_raw(mtu).unwrap();
-            let e = QpEndpoint { gid: Gid(gid), qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, selective };
+            let recovery = [Recovery::GoBackN, Recovery::Selective, Recovery::GoBack0][recovery];
+            let e = QpEndpoint { gid: Gid(gid), qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, recovery };
             prop_assert_eq!(e.to_string().parse::<QpEndpoint>().unwrap(), e);
         }
 

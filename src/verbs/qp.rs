@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
 use crate::engine::cc::State;
-use crate::engine::qp::attr::{Mask, attr_name};
+use crate::engine::qp::attr::{Mask, Recovery, attr_name};
 use crate::engine::{QpFace, QpHandle};
 use crate::mem::Access;
 use crate::nic::interfere::{Point, PostGate};
@@ -95,8 +95,8 @@ pub struct QueuePair {
     psn: AtomicU32,
     /// Its Q_Key (datagrams).
     qkey: AtomicU32,
-    /// It would repeat selectively.
-    selective: bool,
+    /// How it would recover from losses.
+    recovery: Recovery,
     alive: bool,
 }
 
@@ -130,7 +130,7 @@ impl QueuePair {
             rd_atomic: crate::nic::device::Limits::ALL.max_rd_atomic.min(16),
             scope_id: ctx.scope_of(self.gid_index),
             rx_buffer: ctx.rx_buffer(),
-            selective: self.selective,
+            recovery: self.recovery,
         }
     }
 
@@ -182,7 +182,7 @@ impl QueuePair {
         let nic = self.pd.nic();
         nic.control(|engine, _| {
             engine.set_peer_buffer(self.handle, peer.rx_buffer)?;
-            engine.set_selective(self.handle, mine.selective, peer.selective)
+            engine.set_recovery(self.handle, mine.recovery, peer.recovery)
         })
         .of("ibv_modify_qp")?;
         let ah = AhAttr { sgid_index: self.gid_index, port: self.port, ..peer.ah() };

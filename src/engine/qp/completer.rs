@@ -15,7 +15,7 @@ use crate::engine::cc::{AckInfo, Loss};
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::elide::scatter_there;
-use crate::engine::qp::attr::QpState;
+use crate::engine::qp::attr::{QpState, Recovery};
 use crate::engine::status::WcStatus;
 use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError, MrTable, PdId};
@@ -65,6 +65,11 @@ impl Qp {
                 {
                     let status = refused(c, code);
                     self.fail_oldest(c, status);
+                }
+                (Operation::Acknowledge, Some(Syndrome::Nak(NakCode::SequenceError)))
+                    if self.starts_anew(psn) =>
+                {
+                    self.retry(c, Loss::SequenceNak);
                 }
                 _ if psn.distance_from(before) < 0 => c.count(Counter::DropGhostResponse),
                 _ => c.count(Counter::DropUnsentResponse),
@@ -260,7 +265,7 @@ impl Qp {
         packet: &Packet<'_>,
         syndrome: Syndrome,
     ) -> Outcome {
-        if syndrome != REPORT || !self.set.offers_selective {
+        if syndrome != REPORT || self.set.offers != Recovery::Selective {
             return Outcome::Fail(WcStatus::BadResp);
         }
         if self.note_arrived(c, packet) {

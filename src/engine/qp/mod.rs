@@ -29,7 +29,7 @@ mod ud;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use attr::{AhAttr, QpCap, QpState, QpType};
+use attr::{AhAttr, QpCap, QpState, QpType, Recovery};
 pub(super) use completer::{scatter_by, scatter_into};
 use notification::Notification;
 pub(crate) use receives::Receives;
@@ -152,9 +152,9 @@ pub(crate) struct Settings {
     pub(crate) port: u8,
     pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
-    /// It would repeat selectively; its peer would, too.
-    pub(crate) offers_selective: bool,
-    pub(crate) selective: bool,
+    /// How it would recover from losses; how it does.
+    pub(crate) offers: Recovery,
+    pub(crate) recovery: Recovery,
     /// Receive buffer that the peer told of; 0: unknown.
     pub(crate) peer_buffer: u32,
 }

@@ -13,7 +13,7 @@
 
 use super::Qp;
 use super::annex::flush_right;
-use super::attr::QpState;
+use super::attr::{QpState, Recovery};
 use super::selective::Held;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -406,13 +406,33 @@ impl Qp {
             (Some(_), None) => false,
         };
         if again {
+            if self.set.recovery == Recovery::GoBack0 {
+                self.start_over();
+            }
             self.resp.naked = Some(c.now);
             let syndrome = Syndrome::Nak(NakCode::SequenceError);
-            self.resp.ack = Ack::Nak(self.resp.epsn, syndrome);
-            c.observe(|| NicEvent::Refused { qpn, psn: expected, syndrome });
+            let epsn = self.resp.epsn;
+            self.resp.ack = Ack::Nak(epsn, syndrome);
+            c.observe(|| NicEvent::Refused { qpn, psn: epsn.raw(), syndrome });
         } else {
             c.count(Counter::DropRequestAhead);
         }
+    }
+
+    /// Go-back-0: the message that is open begins anew. Nobody has learnt of it yet, and its bytes come again to where they
+    /// are; a receive that it has taken stays the next one.
+    #[cold]
+    fn start_over(&mut self) {
+        let there = match self.resp.open {
+            Open::Nothing => return,
+            Open::Send => self.resp.bytes,
+            Open::Write => self.resp.write.dma_len as usize - self.resp.bytes,
+        };
+        // All packets but the last are full.
+        let packets = u32::try_from(there / self.mtu.bytes()).unwrap_or(0);
+        self.resp.epsn = Psn::new(self.resp.epsn.raw().wrapping_sub(packets));
+        self.resp.open = Open::Nothing;
+        self.resp.taken = false;
     }
 
     /// Bookkeeping of a request that was executed.

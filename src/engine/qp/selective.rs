@@ -11,12 +11,12 @@
 //! A receiver that is not ready, or an error, throws all away.
 //!
 //! *Requester.* What lies below the newest packet that arrived and did not arrive is sent once more, and again when something
-//! that was sent after it has arrived. If nothing was, the timeout goes back to the oldest, as go-back-N. No PSN is sent [`WINDOW`] or more ahead of the oldest unacknowledged
-//! one. Answers that are lost (of READs, atomics, ATOMIC WRITEs and FLUSHes) are asked for again by go-back-N.
+//! that was sent after it has arrived. If nothing was, the timeout goes back to the oldest, as go-back-N. No PSN is sent
+//! [`WINDOW`] or more ahead of the oldest unacknowledged one. Answers that are lost (of READs, atomics, ATOMIC WRITEs and FLUSHes) are asked for again by go-back-N.
 
 use std::fmt;
 
-use super::attr::QpState;
+use super::attr::{QpState, Recovery};
 use super::packets::Plan;
 use super::requester::{Controller, Requester, is_read_class};
 use super::responder::Ack;
@@ -197,12 +197,12 @@ impl Requester {
 impl Qp {
     /// Both ends were told: sets aside what the responder needs.
     pub(super) fn held(&self) -> Option<Box<Held>> {
-        self.set.selective.then(|| Box::new(Held::new(self.mtu)))
+        (self.set.recovery == Recovery::Selective).then(|| Box::new(Held::new(self.mtu)))
     }
 
     /// What the requester needs.
     pub(super) fn set_up_board(&mut self) {
-        let board = self.set.selective.then(|| Box::new(Board::EMPTY));
+        let board = (self.set.recovery == Recovery::Selective).then(|| Box::new(Board::EMPTY));
         if let (Some(_), Controller::Fixed(fixed)) = (&board, &self.req.cc) {
             self.req.cc = Controller::custom(Box::new(*fixed));
         }

@@ -2,6 +2,7 @@
 
 mod acks;
 mod elide;
+mod go_back_0;
 mod lifecycle;
 mod losses;
 mod memory;

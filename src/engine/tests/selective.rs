@@ -7,6 +7,7 @@ use super::pair::{Fate, Pair, Setup, make_qp, pattern, ways_up};
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::QpState;
+use crate::engine::qp::attr::Recovery::{self, GoBackN, Selective};
 use crate::engine::status::WcStatus::{RemAccess, Success};
 use crate::engine::window::WindowConfig;
 use crate::queue::{SendOp, SendWqe};
@@ -19,11 +20,17 @@ fn lab(config: &mut EngineConfig) {
 
 /// A pair of which the newest queue pairs, number 1, were told; or only those of some sides.
 fn told(setup: &Setup, sides: [bool; 2]) -> Pair {
+    told_of(Selective, setup, sides)
+}
+
+/// The same, of a way to recover.
+pub(super) fn told_of(recovery: Recovery, setup: &Setup, sides: [bool; 2]) -> Pair {
     let mut p = Pair::new(setup);
     let now = p.now;
     for (side, told) in p.sides.iter_mut().zip(sides) {
         let qp = make_qp(&mut side.engine, side.pd, side.cq, setup);
-        side.engine.set_selective(qp.0, true, told).unwrap();
+        let theirs = if told { recovery } else { GoBackN };
+        side.engine.set_recovery(qp.0, recovery, theirs).unwrap();
         side.qps.push(qp);
     }
     for i in 0..2 {
@@ -37,7 +44,7 @@ fn told(setup: &Setup, sides: [bool; 2]) -> Pair {
     p
 }
 
-fn setup() -> Setup {
+pub(super) fn setup() -> Setup {
     Setup { config: lab, ..Setup::default() }
 }
 
@@ -107,8 +114,8 @@ fn who_was_not_told_sees_nothing_of_it() {
 }
 
 /// Everything, over a wire that loses, doubles and delays at random.
-fn random(seed: u8, loss: u64, psn: u32) -> Pair {
-    let mut p = told(&Setup { psn, timeout: 8, ..setup() }, [true; 2]);
+pub(super) fn random(recovery: Recovery, seed: u8, loss: u64, psn: u32) -> Pair {
+    let mut p = told_of(recovery, &Setup { psn, timeout: 8, ..setup() }, [true; 2]);
     let mut rng = ChaCha8Rng::from_seed([seed; 32]);
     p.rule(move |_| match rng.next_u64() % 10_000 {
         n if n < loss => Fate::Drop,
@@ -154,7 +161,7 @@ fn random(seed: u8, loss: u64, psn: u32) -> Pair {
 fn random_losses_lose_no_byte() {
     for (seed, psn) in [(1, 0x1000), (2, 0xff_ff00), (3, 0)] {
         for loss in [0, 10, 100, 500] {
-            let p = random(seed, loss, psn);
+            let p = random(Selective, seed, loss, psn);
             let (lost, again) = (p.counter(1, C::HeldRequests), p.counter(0, C::RetransmittedPkts));
             assert!(loss < 100 || lost > 0 && again > 0, "seed {seed}, loss {loss}");
         }
