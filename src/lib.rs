@@ -111,8 +111,8 @@ pub mod prelude {
     pub use crate::verbs::{
         Access, AddressHandle, AhAttr, Backend, CompChannel, CompletionQueue, Context, Device,
         Error, Event, Gid, InFlight, MemoryRegion, MemoryWindow, Mtu, MwType, Placement, Pool,
-        PoolBuf, ProtectionDomain, QpAttr, QpCap, QpEndpoint, QpState, QpType, QueuePair, RecvWr,
-        RemoteMr, RemoteSlice, Result, SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
+        PoolBuf, ProtectionDomain, QpAttr, QpCap, QpEndpoint, QpState, QpType, QueuePair, Recovery,
+        RecvWr, RemoteMr, RemoteSlice, Result, SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
         WorkCompletion, inline, oob,
     };
 }

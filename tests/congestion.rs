@@ -93,3 +93,64 @@ fn an_algorithm_of_the_users_is_told_and_obeyed() {
     assert_eq!(seen.losses.load(Relaxed), 1);
     assert!(seen.timers.load(Relaxed) > 200);
 }
+
+/// Writes 4 MiB over a link that loses one packet in a hundred; how many were sent again, and held.
+fn over_a_bad_link(selective: [bool; 2], told: bool) -> Result<(u64, u64)> {
+    let sim = Sim::new(11);
+    let [a, b] = sim.hosts(Link { loss: 0.01, ..Link::default() });
+    let (pa, cq) = (a.alloc_pd()?, a.create_cq(16)?);
+    let (pb, theirs) = (b.alloc_pd()?, b.create_cq(16)?);
+    let recovery = |wanted| if wanted { Recovery::Selective } else { Recovery::GoBackN };
+    let x = pa.create_qp(QpType::Rc, &cq).recovery(recovery(selective[0])).build()?;
+    let y = pb.create_qp(QpType::Rc, &theirs).recovery(recovery(selective[1])).build()?;
+    assert_eq!(x.endpoint().to_string().ends_with("/sr"), selective[0]);
+    x.connect(&y.endpoint())?;
+    // As if it came from one that has never heard of it.
+    y.connect(&QpEndpoint { recovery: recovery(told && selective[0]), ..x.endpoint() })?;
+    let src = pa.alloc_mr(LEN, Access::LOCAL)?;
+    let dst = pb.alloc_mr(LEN, Access::REMOTE)?;
+    src.fill(0..LEN, 7);
+    for _ in 0..4 {
+        x.post_send(SendWr::write(1, src.sge(..), dst.remote()))?;
+    }
+    for _ in 0..4 {
+        cq.wait(Duration::from_secs(10))?.ok()?;
+    }
+    assert_eq!(dst.to_vec(0..LEN), vec![7; LEN]);
+    Ok((a.counters(1)?["retransmitted_pkts"], b.counters(1)?["held_requests"]))
+}
+
+#[test]
+fn selective_repeat_takes_two() {
+    let (go_back_n, held) = over_a_bad_link([false; 2], true).unwrap();
+    assert_eq!(held, 0);
+    for one in [[true, false], [false, true]] {
+        assert_eq!(
+            over_a_bad_link(one, true).unwrap(),
+            (go_back_n, 0),
+            "packet by packet the same"
+        );
+    }
+    // One side was told, and the other could be, but was not.
+    over_a_bad_link([true; 2], false).unwrap();
+    let (selective, held) = over_a_bad_link([true; 2], true).unwrap();
+    assert!(held > 0 && selective * 5 < go_back_n, "{selective} and not {go_back_n}");
+}
+
+/// How a queue pair recovers is for those that send again what is lost.
+#[test]
+fn only_reliable_connections_choose_their_recovery() {
+    let sim = Sim::new(1);
+    let [host] = sim.hosts(Link::default());
+    let (pd, cq) = (host.alloc_pd().unwrap(), host.create_cq(16).unwrap());
+    for recovery in [Recovery::Selective, Recovery::GoBack0] {
+        let qp = pd.create_qp(QpType::Rc, &cq).recovery(recovery).build().unwrap();
+        assert_eq!(qp.endpoint().recovery, recovery);
+        for kind in [QpType::Uc, QpType::Ud] {
+            let refused = pd.create_qp(kind, &cq).recovery(recovery).build().unwrap_err();
+            assert!(refused.to_string().contains("only RC sends again what is lost"), "{refused}");
+            assert_eq!(refused.errno(), Some(95));
+            assert!(pd.create_qp(kind, &cq).recovery(Recovery::GoBackN).build().is_ok());
+        }
+    }
+}

@@ -1,6 +1,7 @@
 //! What an engine is made with: limits, seed, and the choices where devices differ.
 
 use super::cc::Algorithm;
+use super::qp::attr::Recovery;
 use super::window::WindowConfig;
 use crate::time::Duration;
 use crate::wire::num::Pkey;
@@ -36,6 +37,8 @@ pub struct EngineConfig {
     pub renak_after: Option<Duration>,
     /// Congestion control of connected queue pairs that were given none of their own.
     pub cc: Algorithm,
+    /// How reliable queue pairs of which nobody says otherwise recover from losses, where their peers do so, too.
+    pub recovery: Recovery,
     /// What is done about packets that come in marked.
     pub cnp: CnpConfig,
     /// How far ahead of its pace a packet may leave: credit for segmented sends. Zero: each packet alone, at its own
@@ -75,6 +78,7 @@ impl EngineConfig {
             ack_delay: Duration::from_micros(100),
             renak_after: Some(Duration::from_millis(1)),
             cc: Algorithm::None,
+            recovery: Recovery::GoBackN,
             cnp: CnpConfig::default(),
             // Enough for one segmented send at high rates.
             pacing_burst: Duration::from_micros(20),

@@ -14,7 +14,7 @@ use super::common::Common;
 use super::config::{MAX_CQE, MAX_INLINE, MAX_QP_WR, MAX_SGE};
 use super::counters::Counter;
 use super::event::AsyncEvent;
-use super::qp::attr::{AhAttr, QpAttr, QpCap, QpState, QpType};
+use super::qp::attr::{AhAttr, NO_RECOVERY, QpAttr, QpCap, QpState, QpType, Recovery};
 use super::qp::{CqRef, NewQp, Qp, QpFace, QpHandle, Receives, state};
 use super::trace::NicEvent;
 use crate::mem::Access;
@@ -293,6 +293,31 @@ impl Engine {
     pub fn set_peer_buffer(&mut self, handle: QpHandle, bytes: u32) -> Result<(), Cause> {
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
         qp.set.peer_buffer = bytes;
+        Ok(())
+    }
+
+    /// How reliable queue pairs recover from losses of which nobody has said otherwise.
+    pub fn usual_recovery(&self) -> Recovery {
+        self.common.config.recovery
+    }
+
+    /// Tells how a queue pair would recover from losses, and its peer: it does so if both would. Before the transition to
+    /// RTR.
+    ///
+    /// # Errors
+    /// `EINVAL`: the queue pair is gone. `EOPNOTSUPP`: it is not RC, and has no choice.
+    pub fn set_recovery(
+        &mut self,
+        handle: QpHandle,
+        ours: Recovery,
+        theirs: Recovery,
+    ) -> Result<(), Cause> {
+        let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
+        if ours != Recovery::GoBackN && qp.kind != QpType::Rc {
+            return Err(Cause::Unsupported { what: NO_RECOVERY });
+        }
+        qp.set.offers = ours;
+        qp.set.recovery = Recovery::agreed(ours, theirs);
         Ok(())
     }
 

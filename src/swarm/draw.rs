@@ -97,6 +97,8 @@ impl Draw {
             rnr_retry: self.pick(&[7, 7, 7, 3]),
             min_rnr_timer: self.pick(&[1, 4, 7, 10, 12]),
             rd_atomic: self.pick(&[1, 2, 4, 16]),
+            // By what was drawn already: the plans of seeds that somebody has noted stay what they are.
+            selective: service == Service::Rc && matches!(sends, 4 | 16),
             sends,
             receives,
             max_len,

@@ -11,8 +11,8 @@ use super::request::{Ready, prepare_bad};
 use crate::time::Instant;
 use crate::verbs::{
     Access, CompletionQueue, MemoryRegion, MemoryWindow, MwType, ProtectionDomain, QpAttr, QpState,
-    QpType, QueuePair, RemoteMr, RemoteSlice, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
-    WorkCompletion,
+    QpType, QueuePair, Recovery, RemoteMr, RemoteSlice, Sge, SharedReceiveQueue, WcOpcode,
+    WcStatus, WorkCompletion,
 };
 
 /// Number of a life within those of requests.
@@ -138,6 +138,9 @@ impl Gear {
         };
         let mut qp =
             pd.create_qp(kind, queues[0]).recv_cq(queues[1]).depth(plan.sends, plan.receives);
+        if plan.selective {
+            qp = qp.recovery(Recovery::Selective);
+        }
         if plan.v6 {
             qp = qp.gid_index(v6_index(pd)?);
         }

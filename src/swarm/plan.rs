@@ -201,6 +201,8 @@ pub struct Conn {
     pub min_rnr_timer: u8,
     /// READs and atomics at a time.
     pub rd_atomic: u8,
+    /// Losses have only what is missing sent again.
+    pub selective: bool,
     /// Slots of the send queues.
     pub sends: u32,
     /// Slots of the receive queues.

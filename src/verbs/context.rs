@@ -47,7 +47,8 @@ impl Context {
     /// which is not that of the standard: without it rxe does not answer them, with it nobody else does. `cc=dcqcn`: the congestion
     /// control of connected queue pairs that are given none of their own, by what [`Algorithm::parse`](crate::cc::Algorithm::parse) knows (`dcqcn:nvidia-fw`,
     /// `swift`, `timely`, `none`), for the speed of the interface where the system tells it, else for 100 Gbit/s, unless it
-    /// stands behind the name: `cc=dcqcn:paper:25g`. (A comma or backslash in the
+    /// stands behind the name: `cc=dcqcn:paper:25g`. `retry=selective`: reliable queue pairs send again only what is missing,
+    /// towards peers that do so, too. (A comma or backslash in the
     /// name stands behind a backslash.) With other options it is another device: `soft:lo,pcap=a` and
     /// `soft:lo,pcap=b` have different addresses.
     ///
@@ -57,12 +58,12 @@ impl Context {
     /// makes one. No privilege, and nothing of the kernel's network. `ip=` may be repeated; `gw=ADDRESS` is a gateway,
     /// `mac=AA:BB:CC:DD:EE:FF` the hardware address (without it one is made from the first IP address, locally administered),
     /// `vlan=5` and `pcp=3` tag its frames, `mtu=BYTES` is the largest IP packet: 9000 without it, because a path MTU of
-    /// 4096 needs 4192, and both ends must have the same. `pcap=`, `pkeys=`, `cc=` and `quirk=` as above. The other end may come
+    /// 4096 needs 4192, and both ends must have the same. `pcap=`, `pkeys=`, `cc=`, `retry=` and `quirk=` as above. The other end may come
     /// and go: meanwhile the port is down. The socket's file is removed with the device; a dead one is replaced.
     ///
     /// *Interfaces.* `soft:raw=eth0,ip=10.0.0.5/24` is a station on the network of an interface, past the kernel's own
     /// network: all of a frame is the device's. It needs the feature `raw` and `CAP_NET_RAW` (root, or `setcap
-    /// cap_net_raw+ep PROGRAM`). `ip=`, `gw=`, `mac=`, `vlan=`, `pcp=`, `pcap=`, `pkeys=` and `cc=` are those of a cable. `ip=` is an
+    /// cap_net_raw+ep PROGRAM`). `ip=`, `gw=`, `mac=`, `vlan=`, `pcp=`, `pcap=`, `pkeys=`, `cc=` and `retry=` are those of a cable. `ip=` is an
     /// address that the kernel of this host does not have, for it would answer too. `mtu=BYTES` is at most the interface's, which it is
     /// without; link and MTU follow the interface. As long as the device is open the interface is promiscuous: the hardware
     /// address is the device's own. On networks that know no other than the interface's, `mac=` names that one. Two devices on one

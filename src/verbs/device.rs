@@ -122,6 +122,7 @@ mod soft {
     use crate::engine::cc::Algorithm;
     use crate::engine::config;
     use crate::engine::errno::{EBUSY, EIO};
+    use crate::engine::qp::attr::Recovery;
     use crate::fork::Origin;
     use crate::nic::clock::{MonotonicClock, WallClock};
     use crate::nic::device::guid;
@@ -180,6 +181,8 @@ mod soft {
         rxe_flush: bool,
         /// Congestion control of queue pairs that have none of their own.
         cc: Algorithm,
+        /// How queue pairs recover from losses where their peers do so, too.
+        recovery: Recovery,
         /// The device has frames, and no socket of the kernel's network.
         ether: Option<Ether>,
     }
@@ -240,11 +243,13 @@ mod soft {
             pkeys: Vec::new(),
             rxe_flush: false,
             cc: Algorithm::None,
+            recovery: Recovery::GoBackN,
             ether: Ether::new(&base)?,
         };
         for option in parts {
-            let common =
-                ["pcap=", "pkeys=", "quirk=", "cc="].iter().any(|name| option.starts_with(name));
+            let common = ["pcap=", "pkeys=", "quirk=", "cc=", "retry="]
+                .iter()
+                .any(|name| option.starts_with(name));
             if let Some(ether) = options.ether.as_mut().filter(|_| !common) {
                 ether.take(&option)?;
                 continue;
@@ -255,6 +260,9 @@ mod soft {
                 ("gso=off", _) => options.gso = GsoPolicy::Off,
                 ("gso=auto", _) => options.gso = GsoPolicy::Auto,
                 ("quirk=rxe-flush", _) => options.rxe_flush = true,
+                ("retry=selective", _) => options.recovery = Recovery::Selective,
+                ("retry=go-back-n", _) => options.recovery = Recovery::GoBackN,
+                ("retry=go-back-0", _) => options.recovery = Recovery::GoBack0,
                 _ if option.starts_with("pkeys=") => options.pkeys = partitions(&option)?,
                 _ if option.starts_with("cc=") => options.cc = algorithm(&option, &base)?,
                 (_, Some(file)) if !file.is_empty() => options.pcap = Some(file.into()),
@@ -264,7 +272,7 @@ mod soft {
                 }
                 _ => {
                     let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, quirk=rxe-flush or pcap=FILE"
+                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE"
                     );
                     return Err(Error::verb(
                         "ibv_open_device",
@@ -380,6 +388,7 @@ mod soft {
             config.pkeys.extend(options.pkeys);
             config.rxe_flush = options.rxe_flush;
             config.cc = options.cc;
+            config.recovery = options.recovery;
         };
         let nic = Nic::real(port, ProgressConfig::from_env(mode), configure).of(verb)?;
         if is_station {
@@ -513,6 +522,12 @@ mod soft {
             assert_eq!(cc("udp=::1,cc=swift"), Ok(known("swift", 100)));
             assert_eq!(cc("lo,cc=dcqcn:nvidia-fw:25g"), Ok(known("dcqcn:nvidia-fw", 25)));
             assert_eq!(cc("frames=/a,cc=timely:10g"), Ok(known("timely", 10)));
+            let retry =
+                |spec: &str| parse(spec).map(|(_, o)| o.recovery).map_err(|e| e.to_string());
+            assert_eq!(retry("lo"), Ok(Recovery::GoBackN));
+            assert_eq!(retry("lo,retry=go-back-n"), Ok(Recovery::GoBackN));
+            assert_eq!(retry("lo,retry=selective"), Ok(Recovery::Selective));
+            assert_eq!(retry("lo,retry=go-back-0"), Ok(Recovery::GoBack0));
             let e = cc("lo,cc=cubic").unwrap_err();
             assert!(e.contains("cubic") && e.contains("none, dcqcn, dcqcn:PRESET, swift"), "{e}");
             assert!(cc("lo,cc=dcqcn:new").unwrap_err().contains("paper, strawman"));
@@ -534,7 +549,7 @@ mod soft {
                 let e = parsed(bad).unwrap_err();
                 assert!(
                     e.contains(
-                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, quirk=rxe-flush or pcap=FILE"
+                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE"
                     ),
                     "{e}"
                 );

@@ -5,6 +5,7 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::str::FromStr;
 
 use crate::engine::cause::Cause;
+use crate::engine::qp::attr::Recovery;
 use crate::wire::num::{Gid, Mtu};
 
 use super::attr::AhAttr;
@@ -13,7 +14,7 @@ use super::error::Error;
 /// Where a queue pair is and what it can do: what its peer needs to connect.
 ///
 /// Printed and parsed as `[gid%scope]/qpn/psn/qkey/mtu/rd_atomic/rx_buffer`, all numbers but the MTU, the
-/// READ depth and the buffer in hexadecimal:
+/// READ depth and the buffer in hexadecimal, with `/sr` behind it for selective repeat, `/gb0` for go-back-0:
 ///
 /// ```
 /// use softroce::prelude::*;
@@ -44,6 +45,9 @@ pub struct QpEndpoint {
     pub scope_id: u32,
     /// Bytes that its socket buffers before it drops; 0: unknown. A hint for flow control.
     pub rx_buffer: u32,
+    /// How it would recover from losses, if its peer does so, too: see [`QpBuilder::recovery`](super::QpBuilder::recovery).
+    #[cfg_attr(feature = "serde", serde(default))]
+    pub recovery: Recovery,
 }
 
 impl QpEndpoint {
@@ -74,7 +78,12 @@ impl fmt::Display for QpEndpoint {
             self.mtu.bytes(),
             self.rd_atomic,
             self.rx_buffer
-        )
+        )?;
+        match self.recovery {
+            Recovery::GoBackN => Ok(()),
+            Recovery::Selective => f.write_str("/sr"),
+            Recovery::GoBack0 => f.write_str("/gb0"),
+        }
     }
 }
 
@@ -123,13 +132,20 @@ impl FromStr for QpEndpoint {
         let mtu = number("mtu", 10, 4096, Some(1024))?;
         let rd_atomic = number("rd_atomic", 10, 255, Some(1))?;
         let rx_buffer = number("rx_buffer", 10, u32::MAX, Some(0))?;
-        if let Some(extra) = parts.next() {
+        let flag = parts.next();
+        let recovery = match flag {
+            Some("sr") => Recovery::Selective,
+            Some("gb0") => Recovery::GoBack0,
+            _ => Recovery::GoBackN,
+        };
+        let unknown = flag.filter(|_| recovery == Recovery::GoBackN);
+        if let Some(extra) = unknown.or_else(|| parts.next()) {
             return Err(bad(format!("{extra:?} at the end is too much; {form}")));
         }
         let mtu = Mtu::from_bytes(mtu as usize)
             .ok_or_else(|| bad(format!("mtu is {mtu}, wanted 256, 512, 1024, 2048 or 4096")))?;
         let rd_atomic = u8::try_from(rd_atomic).unwrap_or(u8::MAX);
-        Ok(Self { gid, qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer })
+        Ok(Self { gid, qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, recovery })
     }
 }
 
@@ -156,6 +172,7 @@ mod tests {
             ("[10.0.0.1]/x/2", "qpn is \"x\""),
             ("[10.0.0.1]/1/2/0/1000", "mtu is 1000"),
             ("[10.0.0.1]/1/2/0/1024/1/0/9", "too much"),
+            ("[10.0.0.1]/1/2/0/1024/1/0/sr/sr", "too much"),
             ("[10.0.0.1%a]/1/2", "scope"),
         ] {
             let e = text.parse::<QpEndpoint>().unwrap_err();
@@ -168,11 +185,12 @@ mod tests {
         #[test]
         fn prints_and_parses(
             gid in any::<[u8; 16]>(), qpn in 0u32..1 << 24, psn in 0u32..1 << 24, qkey: u32, mtu in 1u8..6,
-            rd_atomic: u8, scope_id: u32, rx_buffer: u32,
+            rd_atomic: u8, scope_id: u32, rx_buffer: u32, recovery in 0..3_usize,
         ) {
             prop_assume!(gid != [0; 16]);
             let mtu = Mtu::from_raw(mtu).unwrap();
-            let e = QpEndpoint { gid: Gid(gid), qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer };
+            let recovery = [Recovery::GoBackN, Recovery::Selective, Recovery::GoBack0][recovery];
+            let e = QpEndpoint { gid: Gid(gid), qpn, psn, qkey, lid: 0, mtu, rd_atomic, scope_id, rx_buffer, recovery };
             prop_assert_eq!(e.to_string().parse::<QpEndpoint>().unwrap(), e);
         }
 

@@ -55,6 +55,7 @@ pub use wr::{Local, Placement, RecvWr, SendWr, Source, inline};
 pub use crate::engine::SrqAttr;
 pub use crate::engine::cause::Cause;
 pub use crate::engine::event::AsyncEvent as Event;
+pub use crate::engine::qp::attr::Recovery;
 pub use crate::engine::status::{WcOpcode, WcStatus};
 pub use crate::mem::{Access, BindError, MemError};
 pub use crate::wire::num::{Gid, Mtu};

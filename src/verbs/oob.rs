@@ -7,6 +7,7 @@ use std::io::{self, Read, Write};
 
 use crate::engine::cause::Cause;
 use crate::engine::errno::EIO;
+use crate::engine::qp::attr::Recovery;
 use crate::wire::num::{Gid, Mtu};
 
 use super::endpoint::QpEndpoint;
@@ -192,16 +193,20 @@ impl Wire for RemoteMr {
 
 impl Wire for QpEndpoint {
     fn encode(&self, out: &mut Vec<u8>) {
-        out.push(1); // of this record
+        // Which record: they differ by how it would recover from losses.
+        out.push(1 + self.recovery as u8);
         out.extend_from_slice(&self.gid.0);
         (self.qpn, self.psn, self.qkey).encode(out);
         (self.lid, self.mtu as u8, self.rd_atomic).encode(out);
         self.rx_buffer.encode(out);
     }
     fn decode(b: &mut &[u8]) -> Result<Self> {
-        if u8::decode(b)? != 1 {
-            return Err(bad("the peer's endpoint is of another version"));
-        }
+        let recovery = match u8::decode(b)? {
+            1 => Recovery::GoBackN,
+            2 => Recovery::Selective,
+            3 => Recovery::GoBack0,
+            _ => return Err(bad("the peer's endpoint is of another version")),
+        };
         let mut gid = [0; 16];
         gid.copy_from_slice(take(b, 16)?);
         // As in text: nobody is there, and nothing that is printed could be read again.
@@ -215,7 +220,18 @@ impl Wire for QpEndpoint {
         if qpn > 0xff_ffff || psn > 0xff_ffff {
             return Err(bad("the peer's queue pair number or PSN has more than 24 bits"));
         }
-        Ok(Self { gid: Gid(gid), qpn, psn, qkey, lid, mtu, rd_atomic, scope_id: 0, rx_buffer })
+        Ok(Self {
+            gid: Gid(gid),
+            qpn,
+            psn,
+            qkey,
+            lid,
+            mtu,
+            rd_atomic,
+            scope_id: 0,
+            rx_buffer,
+            recovery,
+        })
     }
 }
 
@@ -234,6 +250,12 @@ mod tests {
         endpoint().encode(&mut out);
         assert_eq!(out.len(), 37);
         assert_eq!(QpEndpoint::decode(&mut &out[..]).unwrap(), endpoint());
+        for recovery in [Recovery::Selective, Recovery::GoBack0] {
+            let other = QpEndpoint { recovery, ..endpoint() };
+            out.clear();
+            other.encode(&mut out);
+            assert_eq!((out.len(), QpEndpoint::decode(&mut &out[..]).unwrap()), (37, other));
+        }
         let mut out = Vec::new();
         RemoteMr { addr: 1, len: 2, rkey: 3 }.encode(&mut out);
         assert_eq!(out.len(), 20);

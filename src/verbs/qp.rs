@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use crate::engine::cause::Cause;
 use crate::engine::cc::State;
-use crate::engine::qp::attr::{Mask, attr_name};
+use crate::engine::qp::attr::{Mask, Recovery, attr_name};
 use crate::engine::{QpFace, QpHandle};
 use crate::mem::Access;
 use crate::nic::interfere::{Point, PostGate};
@@ -95,6 +95,8 @@ pub struct QueuePair {
     psn: AtomicU32,
     /// Its Q_Key (datagrams).
     qkey: AtomicU32,
+    /// How it would recover from losses.
+    recovery: Recovery,
     alive: bool,
 }
 
@@ -128,6 +130,7 @@ impl QueuePair {
             rd_atomic: crate::nic::device::Limits::ALL.max_rd_atomic.min(16),
             scope_id: ctx.scope_of(self.gid_index),
             rx_buffer: ctx.rx_buffer(),
+            recovery: self.recovery,
         }
     }
 
@@ -177,8 +180,11 @@ impl QueuePair {
             self.modify(&QpAttr::to(QpState::Init).overridden(&over, TO_INIT))?;
         }
         let nic = self.pd.nic();
-        nic.control(|engine, _| engine.set_peer_buffer(self.handle, peer.rx_buffer))
-            .of("ibv_modify_qp")?;
+        nic.control(|engine, _| {
+            engine.set_peer_buffer(self.handle, peer.rx_buffer)?;
+            engine.set_recovery(self.handle, mine.recovery, peer.recovery)
+        })
+        .of("ibv_modify_qp")?;
         let ah = AhAttr { sgid_index: self.gid_index, port: self.port, ..peer.ah() };
         let depth = mine.rd_atomic.min(peer.rd_atomic);
         let mut rtr = QpAttr::to(QpState::Rtr)

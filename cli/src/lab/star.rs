@@ -1,7 +1,7 @@
 //! Senders `H0`, `H1`... and a receiver `R` at one switch `SW`: what most experiments with congestion control need.
 
 use softroce::cc::Dcqcn;
-use softroce::prelude::Duration;
+use softroce::prelude::{Duration, Recovery};
 use softroce::sim::{PortCounters, SwitchConfig, Topology};
 
 use super::Result;
@@ -45,6 +45,17 @@ impl Star {
         seed: u64,
         senders: &[Sender],
     ) -> Result<Self> {
+        Self::recovering(path, config, seed, senders, Recovery::GoBackN)
+    }
+
+    /// The same, with another answer to losses.
+    pub(crate) fn recovering(
+        path: Path,
+        config: SwitchConfig,
+        seed: u64,
+        senders: &[Sender],
+        recovery: Recovery,
+    ) -> Result<Self> {
         let mut t = Topology::new();
         t.switch("SW", config).host("R", "SW", host());
         for i in 0..senders.len() {
@@ -53,7 +64,7 @@ impl Star {
         let net = Net::build(&t, seed)?;
         let flow = |(i, sender): (usize, &Sender)| {
             let spec = Spec::new(path.mtu, sender.start).traffic_class(DATA_CLASS);
-            net.flow(&name(i), "R", &spec.cc(sender.cc.clone()))
+            net.flow(&name(i), "R", &spec.cc(sender.cc.clone()).recovery(recovery))
         };
         let flows = senders.iter().enumerate().map(flow).collect::<Result<_>>()?;
         Ok(Self { net, flows })

@@ -69,6 +69,7 @@ pub(crate) struct Spec {
     /// When it begins.
     pub(crate) start: Duration,
     pub(crate) cc: Option<Dcqcn>,
+    pub(crate) recovery: Recovery,
     /// Traffic class of its packets; the two ECN bits are the congestion control's.
     pub(crate) traffic_class: u8,
 }
@@ -76,11 +77,17 @@ pub(crate) struct Spec {
 impl Spec {
     /// A flow without end and without congestion control.
     pub(crate) fn new(mtu: Mtu, start: Duration) -> Self {
-        Self { mtu, message: MESSAGE, total: None, start, cc: None, traffic_class: 0 }
+        let (total, cc, recovery) = (None, None, Recovery::GoBackN);
+        Self { mtu, message: MESSAGE, total, start, cc, recovery, traffic_class: 0 }
     }
 
     pub(crate) fn cc(mut self, cc: Option<Dcqcn>) -> Self {
         self.cc = cc;
+        self
+    }
+
+    pub(crate) fn recovery(mut self, recovery: Recovery) -> Self {
+        self.recovery = recovery;
         self
     }
 
@@ -137,12 +144,14 @@ impl Flow {
         spec: &Spec,
     ) -> Result<Self> {
         let cq = from.ctx.create_cq(2 * OUTSTANDING)?;
-        let builder = from.pd.create_qp(QpType::Rc, &cq).depth(OUTSTANDING, 1);
+        let builder =
+            from.pd.create_qp(QpType::Rc, &cq).depth(OUTSTANDING, 1).recovery(spec.recovery);
         let sender = match &spec.cc {
             Some(cc) => builder.congestion_control(cc.clone()).build()?,
             None => builder.congestion_control(Fixed::bits_per_second(super::net::LINE)).build()?,
         };
-        let receiver = to.pd.create_qp(QpType::Rc, &to.ctx.create_cq(1)?).depth(1, 1).build()?;
+        let receiver = to.pd.create_qp(QpType::Rc, &to.ctx.create_cq(1)?).depth(1, 1);
+        let receiver = receiver.recovery(spec.recovery).build()?;
         let [there, back] = [receiver.endpoint(), sender.endpoint()];
         let over = |peer: &QpEndpoint| {
             let ah = AhAttr { traffic_class: spec.traffic_class, ..peer.ah() };
@@ -191,7 +200,6 @@ impl Flow {
     }
 
     /// Bytes of messages that have completed at the sender.
-    #[cfg_attr(not(test), expect(dead_code, reason = "of flows that end, as in collectives"))]
     pub(crate) fn completed(&self) -> u64 {
         self.shared.completed.load(Relaxed)
     }

@@ -9,7 +9,7 @@ use std::fmt::Display;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 
-use softroce::verbs::{Gid, Mtu, QpEndpoint};
+use softroce::verbs::{Gid, Mtu, QpEndpoint, Recovery};
 
 use super::{Failure, Result, Step};
 use crate::perf::control::PATIENCE;
@@ -79,6 +79,7 @@ fn parse(bytes: &[u8; LEN]) -> Result<QpEndpoint, String> {
         rd_atomic: 1,
         scope_id: 0,
         rx_buffer: 0,
+        recovery: Recovery::GoBackN,
     })
 }
 

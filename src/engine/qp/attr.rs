@@ -63,6 +63,37 @@ impl QpType {
     }
 }
 
+/// What reliable connections (RC) send again when something was lost. All but the first need two ends that were both
+/// told; between others it is go-back-N.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[cfg_attr(feature = "serde", serde(rename_all = "kebab-case"))]
+#[non_exhaustive]
+#[repr(u8)]
+pub enum Recovery {
+    /// All from the first packet on that is missing: what the standard has (IBTA 9.7.5.2.1), and all others do.
+    #[default]
+    GoBackN = 0,
+    /// Only what is missing. The receiver's memory for it is 512 packets.
+    Selective = 1,
+    /// The whole message to which the missing packet belongs, as the first NICs for RoCE did. **To show what that does to a network,
+    /// and for nothing else**: of long messages on a line that loses packets none may ever complete, while the line is
+    /// busy (Guo et al., SIGCOMM 2016). Only SENDs and WRITEs begin anew; of READs what is missing is asked for, and all
+    /// others are one packet.
+    GoBack0 = 2,
+}
+
+/// Why a queue pair of another type than RC is refused that asks for one.
+pub(crate) const NO_RECOVERY: &str =
+    "only RC sends again what is lost: other types have no recovery to choose";
+
+impl Recovery {
+    /// What two ends do that would do these.
+    pub(crate) fn agreed(ours: Self, theirs: Self) -> Self {
+        if ours == theirs { ours } else { Self::GoBackN }
+    }
+}
+
 /// State of a queue pair. Values are those of `enum ibv_qp_state`.
 #[doc(alias = "ibv_qp_state")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

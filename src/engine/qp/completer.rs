@@ -9,12 +9,13 @@
 
 use super::requester::{Controller, is_atomic, is_read_class};
 use super::retry::ack_timeout;
+use super::selective::REPORT;
 use super::{Qp, steps};
 use crate::engine::cc::{AckInfo, Loss};
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::elide::scatter_there;
-use crate::engine::qp::attr::QpState;
+use crate::engine::qp::attr::{QpState, Recovery};
 use crate::engine::status::WcStatus;
 use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError, MrTable, PdId};
@@ -64,6 +65,11 @@ impl Qp {
                 {
                     let status = refused(c, code);
                     self.fail_oldest(c, status);
+                }
+                (Operation::Acknowledge, Some(Syndrome::Nak(NakCode::SequenceError)))
+                    if self.starts_anew(psn) =>
+                {
+                    self.retry(c, Loss::SequenceNak);
                 }
                 _ if psn.distance_from(before) < 0 => c.count(Counter::DropGhostResponse),
                 _ => c.count(Counter::DropUnsentResponse),
@@ -136,6 +142,9 @@ impl Qp {
         let ecn_echo = meta.path.ecn() == Ecn::Ce;
         if let Controller::Custom(custom) = &mut self.req.cc {
             let rtt = custom.probes.acknowledge(self.req.una_psn, c.now);
+            if let Some(board) = &mut custom.board {
+                board.settle(self.req.una_psn);
+            }
             self.tell(c.now, |cc| cc.on_ack(c.now, &AckInfo { bytes, rtt, ecn_echo }));
         }
     }
@@ -233,7 +242,7 @@ impl Qp {
         let (true, Syndrome::Ack { .. }, Some(result)) =
             (is_atomic(wqe.op), syndrome, packet.atomic_ack_eth())
         else {
-            return Outcome::Fail(WcStatus::BadResp);
+            return self.no_atomic_ack(c, packet, syndrome);
         };
         let list = sges(words, wqe.num_sge);
         if scatter_into(&c.mrs, self.pd, list, 0, &result.orig.to_ne_bytes()).is_err() {
@@ -246,6 +255,24 @@ impl Qp {
         self.complete_oldest(c, wqe.length);
         self.retire_local(c);
         Outcome::Nothing
+    }
+
+    /// What has the form of an atomic acknowledgement and is none: a report, or wrong.
+    #[cold]
+    fn no_atomic_ack(
+        &mut self,
+        c: &mut Common,
+        packet: &Packet<'_>,
+        syndrome: Syndrome,
+    ) -> Outcome {
+        if syndrome != REPORT || self.set.offers != Recovery::Selective {
+            return Outcome::Fail(WcStatus::BadResp);
+        }
+        if self.note_arrived(c, packet) {
+            return Outcome::Nothing;
+        }
+        // The other end was told and this one was not: it is a NAK, too.
+        Outcome::Retry(Loss::SequenceNak)
     }
 
     /// Acknowledges everything before `upto`, as far as it may be. `upto` is not before `una_psn`, and

@@ -50,6 +50,7 @@ impl Qp {
         self.set_state(QpState::Err);
         self.release_all(c);
         self.resp.abandon();
+        self.first = 0;
         self.notification = Notification::NONE;
         self.flush(c);
     }
@@ -87,6 +88,7 @@ impl Qp {
         self.forget_completions(c);
         self.release_all(c);
         self.resp.reset();
+        self.first = 0;
         self.notification = Notification::NONE;
         self.face.sq.clear(&mut self.sq);
         self.forget_receives();

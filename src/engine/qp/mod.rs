@@ -19,6 +19,7 @@ mod requester;
 mod respond;
 mod responder;
 mod retry;
+mod selective;
 pub(crate) mod state;
 #[cfg(test)]
 mod tests;
@@ -28,7 +29,7 @@ mod ud;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
-use attr::{AhAttr, QpCap, QpState, QpType};
+use attr::{AhAttr, QpCap, QpState, QpType, Recovery};
 pub(super) use completer::{scatter_by, scatter_into};
 use notification::Notification;
 pub(crate) use receives::Receives;
@@ -151,6 +152,9 @@ pub(crate) struct Settings {
     pub(crate) port: u8,
     pub(crate) pkey_index: u16,
     pub(crate) qkey: u32,
+    /// How it would recover from losses; how it does.
+    pub(crate) offers: Recovery,
+    pub(crate) recovery: Recovery,
     /// Receive buffer that the peer told of; 0: unknown.
     pub(crate) peer_buffer: u32,
 }
@@ -204,6 +208,8 @@ pub(crate) struct Qp {
     budget: [u32; 2],
     /// Something was sent since a plain ACK left: one that waits goes with it.
     ack_follows: bool,
+    /// What leaves before all else, by bits.
+    first: u8,
     /// What it tells of packets that came in marked.
     notification: Notification,
 }
@@ -211,6 +217,11 @@ pub(crate) struct Qp {
 /// Indices into [`Qp::budget`].
 const ANSWERS: usize = 0;
 const REQUESTS: usize = 1;
+
+/// Bits of [`Qp::first`]: a congestion notification, and what selective repeat sends again. They share a place because
+/// each of them is rare, and everybody looks there.
+const NOTIFICATION: u8 = 1;
+const REPEATS: u8 = 2;
 
 /// PSNs from `from` on to `to`, where `to` is not before `from`. (Distances are signed, and end where the
 /// longest message does.)
@@ -284,6 +295,7 @@ impl Qp {
             armed: Instant::FAR_FUTURE,
             budget: [QUANTUM; 2],
             ack_follows: false,
+            first: 0,
             notification: Notification::NONE,
         }
     }
@@ -321,10 +333,13 @@ impl Qp {
         !matches!(self.state, QpState::Reset | QpState::Err)
     }
 
-    /// Sends what it can into `batch`: a congestion notification before all, then answers, then requests, then a plain ACK if one waits.
+    /// Sends what it can into `batch`: a congestion notification before all and what is repeated selectively, then answers, then
+    /// requests, then a plain ACK if one waits.
     pub(crate) fn send(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Turn {
-        if self.notification.due && !self.send_notification(c, batch) {
-            return Turn::Full;
+        if self.first != 0
+            && let Some(turn) = self.send_first(c, batch)
+        {
+            return turn;
         }
         let before = batch.count();
         let answers = self.send_responses(c, batch);
@@ -350,9 +365,18 @@ impl Qp {
         turn
     }
 
+    /// Sends what goes before all else. `None`: the rest may follow.
+    #[cold]
+    fn send_first(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> Option<Turn> {
+        if self.first & NOTIFICATION != 0 && !self.send_notification(c, batch) {
+            return Some(Turn::Full);
+        }
+        if self.first & REPEATS != 0 { self.send_repeats(c, batch) } else { None }
+    }
+
     /// Whether there may be something to send besides a plain ACK. It costs little to be wrong.
     pub(crate) fn wants_to_send(&self) -> bool {
-        self.notification.due || self.resp.is_urgent() || self.may_request()
+        self.first != 0 || self.resp.is_urgent() || self.may_request()
     }
 
     /// Whether a plain ACK waits.

@@ -6,7 +6,7 @@
 //! them is not what fills the queue. A notification takes no PSN and is not answered; if it is lost, the next mark
 //! makes another. It leaves before everything else, in a traffic class of its own, and cannot be marked itself.
 
-use super::Qp;
+use super::{NOTIFICATION, Qp};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
@@ -21,14 +21,12 @@ use crate::wire::{Bth, Opcode};
 /// What a queue pair remembers of its notifications.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Notification {
-    /// One is to leave.
-    pub(super) due: bool,
     /// Marks before this instant are told of already.
     quiet_until: Instant,
 }
 
 impl Notification {
-    pub(super) const NONE: Self = Self { due: false, quiet_until: Instant::ZERO };
+    pub(super) const NONE: Self = Self { quiet_until: Instant::ZERO };
 }
 
 impl Qp {
@@ -42,7 +40,8 @@ impl Qp {
             return;
         }
         if let Some(interval) = c.config.cnp.interval {
-            self.notification = Notification { due: true, quiet_until: c.now + interval };
+            self.notification.quiet_until = c.now + interval;
+            self.first |= NOTIFICATION;
         }
     }
 
@@ -58,7 +57,7 @@ impl Qp {
         let builder = PacketBuilder::new(batch.slot(size), &bth, &Ext::default(), 0);
         let size = c.seal(builder, &ip, false);
         batch.commit(&path, size, self.handle.as_u64());
-        self.notification.due = false;
+        self.first &= !NOTIFICATION;
         c.count(Counter::NpCnpSent);
         true
     }

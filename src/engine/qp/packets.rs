@@ -33,7 +33,7 @@ pub(super) struct Plan {
     pub(super) payload: usize,
     /// Length that its header tells of: of the message, or of the part of a READ that is asked for.
     dma_len: u32,
-    ack_req: bool,
+    pub(super) ack_req: bool,
     se: bool,
     charge: u64,
     window: usize,
@@ -100,8 +100,10 @@ impl Qp {
         Some(plan)
     }
 
-    /// The packet at the cursor, whether or not it may leave.
-    fn at_cursor(&self, track: Track) -> Option<Plan> {
+    /// The packet at the cursor, whether or not it may leave. (In line here, and once more where selective repeat needs
+    /// it: as a function of its own it costs every packet something.)
+    #[inline(always)]
+    pub(super) fn at_cursor(&self, track: Track) -> Option<Plan> {
         let (wqe, _) = self.sq.get(self.req.cur)?;
         let packet = self.req.cur_packet;
         let mtu = self.mtu.bytes();
@@ -151,6 +153,7 @@ impl Qp {
     }
 
     /// A packet of a SEND or WRITE.
+    #[inline(always)]
     fn plan_data(&self, plan: &mut Plan, wqe: &SendWqe, track: Track) -> Option<()> {
         let packet = self.req.cur_packet;
         let last = packet + 1 == track.packets;
@@ -183,9 +186,17 @@ impl Qp {
     /// for an ACK.
     fn has_room(&mut self, c: &mut Common, plan: &mut Plan) -> bool {
         let Some((to_peer, to_us)) = self.windows else { return false };
+        let mut full = false;
         let cwnd = match &self.req.cc {
             Controller::Fixed(_) => None,
-            Controller::Custom(custom) => custom.algorithm.cwnd(),
+            Controller::Custom(custom) => {
+                if custom.board.is_some() {
+                    let left = self.req.left_of_board(plan.psn);
+                    full = left == 0;
+                    plan.ack_req |= self.req.unasked_of_board() <= 1;
+                }
+                custom.algorithm.cwnd()
+            }
         };
         let paced = self.req.pace.holds(c.now, c.config.pacing_burst);
         let which = plan.window;
@@ -193,14 +204,13 @@ impl Qp {
         // An ACK comes back for each quarter of what may be in flight, or at least that often.
         plan.ack_req |= self.req.unasked + 1 >= c.config.ack_every
             || self.req.unasked_bytes + plan.charge >= c.windows.limit(to_peer) / 4;
-        let mut full = false;
         if let Some(cwnd) = cwnd.map(u64::from) {
             // It is told of payload alone.
             let with = |charged: u64, packets: u32| {
                 charged.saturating_sub(u64::from(packets) * PACKET_CHARGE) + plan.payload as u64
             };
             plan.ack_req |= with(self.req.unasked_bytes, self.req.unasked) >= cwnd / 4;
-            full = which == TO_PEER && in_flight > 0 && with(in_flight, self.req.flying) > cwnd;
+            full |= which == TO_PEER && in_flight > 0 && with(in_flight, self.req.flying) > cwnd;
         }
         let id = if which == TO_US { to_us } else { to_peer };
         let short = !c.windows.has_room(id, plan.charge, self.unit());
@@ -306,9 +316,15 @@ impl Qp {
     fn middles(&self, c: &Common, plan: &Plan) -> u32 {
         let r = &self.req;
         let Some((to_peer, _)) = self.windows else { return 0 };
-        if r.cc.peek().cwnd().is_some() {
-            return 0;
-        }
+        let bound = match &r.cc {
+            Controller::Fixed(_) => u32::MAX,
+            Controller::Custom(custom) if custom.algorithm.cwnd().is_some() => return 0,
+            Controller::Custom(custom) if custom.board.is_some() => {
+                let unasked = r.unasked_of_board().saturating_sub(1);
+                r.left_of_board(plan.psn.offset(1)).min(unasked)
+            }
+            Controller::Custom(_) => u32::MAX,
+        };
         let again = r.top_psn != plan.psn.offset(1);
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
         if again || behind {
@@ -320,7 +336,7 @@ impl Qp {
         let quarter = (c.windows.limit(to_peer) / 4).saturating_sub(r.unasked_bytes + 1);
         let room = c.windows.room(to_peer, self.unit()).min(quarter) / plan.charge;
         let room = u32::try_from(room).unwrap_or(u32::MAX);
-        left.min(unasked).min(room).min(self.budget[REQUESTS])
+        left.min(unasked).min(room).min(self.budget[REQUESTS]).min(bound)
     }
 
     /// Bookkeeping after a packet went into the batch.

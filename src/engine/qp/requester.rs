@@ -11,6 +11,7 @@
 use super::pace::Pace;
 use super::packets::Plan;
 use super::probes::Probes;
+use super::selective::{Board, WINDOW};
 use super::{Qp, REQUESTS, Turn, steps};
 use crate::engine::batch::Batch;
 use crate::engine::cc::{CongestionControl, Fixed, State};
@@ -56,14 +57,21 @@ pub(super) enum Controller {
     Custom(Box<Custom>),
 }
 
-/// An algorithm that its owner has chosen, and what it needs besides.
+/// An algorithm that its owner has chosen, and what it needs besides; and what selective repeat needs, so that who has
+/// neither is asked for both at once.
 #[derive(Debug)]
 pub(super) struct Custom {
     pub(super) algorithm: Box<dyn CongestionControl>,
     pub(super) probes: Probes,
+    /// What has arrived ahead of a gap, where that is told.
+    pub(super) board: Option<Box<Board>>,
 }
 
 impl Controller {
+    pub(super) fn custom(algorithm: Box<dyn CongestionControl>) -> Self {
+        Self::Custom(Box::new(Custom { algorithm, probes: Probes::NONE, board: None }))
+    }
+
     pub(super) fn peek(&self) -> &dyn CongestionControl {
         match self {
             Self::Fixed(fixed) => fixed,
@@ -133,10 +141,7 @@ pub(super) struct Requester {
 
 impl Requester {
     pub(super) fn new(depth: u32, cc: Option<Box<dyn CongestionControl>>) -> Self {
-        let custom = |algorithm: Box<dyn CongestionControl>| {
-            Controller::Custom(Box::new(Custom { algorithm, probes: Probes::NONE }))
-        };
-        let cc = cc.map_or(Controller::Fixed(Fixed::unlimited()), custom);
+        let cc = cc.map_or(Controller::Fixed(Fixed::unlimited()), Controller::custom);
         let pace = Pace::new(cc.peek().pacing_rate());
         Self {
             una: 0,
@@ -220,6 +225,16 @@ impl Requester {
     /// Whether a PSN does not lie between the oldest that is unacknowledged and the last that was sent.
     pub(super) fn is_outside(&self, psn: Psn) -> bool {
         steps(self.una_psn, psn) >= steps(self.una_psn, self.top_psn)
+    }
+
+    /// How many PSNs from `psn` on may be under way where selective repeat is in use.
+    pub(super) fn left_of_board(&self, psn: Psn) -> u32 {
+        WINDOW.saturating_sub(steps(self.una_psn, psn))
+    }
+
+    /// The how manieth packet from now on asks for an ACK there, at the latest.
+    pub(super) fn unasked_of_board(&self) -> u32 {
+        (WINDOW / 4).saturating_sub(self.unasked)
     }
 
     /// Whether something is in flight.
@@ -509,6 +524,7 @@ impl Qp {
     /// The transition to RTS (from RTR).
     pub(crate) fn start_requester(&mut self) {
         self.req.start(Psn::new(self.set.sq_psn), self.sq.tail());
+        self.set_up_board();
         self.reload_retries();
     }
 

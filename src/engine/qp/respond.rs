@@ -8,6 +8,7 @@
 
 use super::annex::Advance;
 use super::responder::{Ack, Resource, What};
+use super::selective::REPORT;
 use super::{ANSWERS, Qp, Turn};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
@@ -190,10 +191,12 @@ impl Qp {
     }
 
     /// Sends the ACK or NAK that waits. `false`: no room in the batch.
+    #[inline(always)]
     pub(crate) fn send_ack(&mut self, c: &mut Common, batch: &mut Batch<'_>) -> bool {
         let (psn, syndrome) = match self.resp.ack {
             Ack::Nothing => return true,
             Ack::Plain(psn) => (psn, Syndrome::ACK),
+            Ack::Nak(psn, REPORT) => return self.send_report(c, batch, psn),
             Ack::Nak(psn, syndrome) => (psn, syndrome),
         };
         let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.resp.msn }), ..Ext::default() };
@@ -211,7 +214,14 @@ impl Qp {
     }
 
     /// A packet without payload.
-    fn emit(&self, c: &Common, batch: &mut Batch<'_>, opcode: Opcode, psn: Psn, ext: &Ext) -> bool {
+    pub(super) fn emit(
+        &self,
+        c: &Common,
+        batch: &mut Batch<'_>,
+        opcode: Opcode,
+        psn: Psn,
+        ext: &Ext,
+    ) -> bool {
         let size = PacketBuilder::size(opcode, 0);
         if !batch.takes(&self.path, size) {
             return false;

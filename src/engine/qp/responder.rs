@@ -13,7 +13,8 @@
 
 use super::Qp;
 use super::annex::flush_right;
-use super::attr::QpState;
+use super::attr::{QpState, Recovery};
+use super::selective::Held;
 use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::elide::scatter_there;
@@ -122,8 +123,8 @@ pub(super) struct Responder {
     /// Bytes of the open message received (SEND) or still to come (WRITE).
     bytes: usize,
     write: Reth,
-    /// A gap was NAKed, or a receiver-not-ready was; when.
-    naked: Option<Instant>,
+    /// A gap was NAKed, or a receiver-not-ready was, or something behind a gap is held; when.
+    pub(super) naked: Option<Instant>,
     /// In ERR with a NAK still to leave.
     pub(super) dying: bool,
     pub(super) ack: Ack,
@@ -136,6 +137,8 @@ pub(super) struct Responder {
     /// None of those before it (in the order of PSNs) has something to send.
     answering: usize,
     established: bool,
+    /// Requests ahead of a gap, where they are held.
+    pub(super) held: Option<Box<Held>>,
 }
 
 const NO_WRITE: Reth = Reth { va: 0, rkey: Rkey(0), dma_len: 0 };
@@ -157,6 +160,7 @@ impl Responder {
             pending: 0,
             answering: 0,
             established: false,
+            held: None,
         }
     }
 
@@ -323,6 +327,7 @@ impl Qp {
         self.resp.reset();
         self.resp.epsn = Psn::new(self.set.rq_psn);
         self.resp.resources = vec![None; usize::from(self.set.max_dest_rd_atomic)].into();
+        self.resp.held = self.held();
     }
 
     /// Whether READs or atomics of the peer are still being answered.
@@ -351,14 +356,20 @@ impl Qp {
         self.establish(c);
         let psn = packet.psn();
         match psn.distance_from(self.resp.epsn) {
-            0 => {
-                self.resp.naked = None;
-                match self.execute(c, packet) {
-                    Ok(()) => self.accepted(c, packet),
-                    Err(refusal) => self.refuse(c, psn, refusal),
+            0 => match self.execute(c, packet) {
+                Ok(()) => {
+                    self.accepted(c, packet);
+                    if self.resp.naked.is_some() {
+                        self.gap_closed(c, psn);
+                    }
                 }
-            }
-            1.. => self.ahead(c, psn),
+                Err(refusal) => {
+                    self.resp.naked = None;
+                    self.refuse(c, psn, refusal);
+                    self.forget_held();
+                }
+            },
+            1.. => self.ahead(c, packet),
             _ => self.duplicate(c, packet),
         }
     }
@@ -371,24 +382,57 @@ impl Qp {
         }
     }
 
+    /// What was missing has come: nothing is NAKed any more, and what is held behind it has its turn.
+    #[cold]
+    fn gap_closed(&mut self, c: &mut Common, psn: Psn) {
+        self.resp.naked = None;
+        if self.resp.held.is_some() {
+            self.go_on_with_held(c, psn);
+        }
+    }
+
     /// A packet is missing before this one: one NAK for the gap.
-    fn ahead(&mut self, c: &mut Common, psn: Psn) {
+    fn ahead(&mut self, c: &mut Common, packet: &Packet<'_>) {
+        let psn = packet.psn();
         c.count(Counter::OutOfSequence);
         let (qpn, expected) = (self.qpn.raw(), self.resp.epsn.raw());
         c.observe(|| NicEvent::Ahead { qpn, psn: psn.raw(), expected });
+        if self.hold(c, packet) {
+            return;
+        }
         let again = match (self.resp.naked, c.config.renak_after) {
             (None, _) => true,
             (Some(at), Some(after)) => c.now.saturating_since(at) >= after,
             (Some(_), None) => false,
         };
         if again {
+            if self.set.recovery == Recovery::GoBack0 {
+                self.start_over();
+            }
             self.resp.naked = Some(c.now);
             let syndrome = Syndrome::Nak(NakCode::SequenceError);
-            self.resp.ack = Ack::Nak(self.resp.epsn, syndrome);
-            c.observe(|| NicEvent::Refused { qpn, psn: expected, syndrome });
+            let epsn = self.resp.epsn;
+            self.resp.ack = Ack::Nak(epsn, syndrome);
+            c.observe(|| NicEvent::Refused { qpn, psn: epsn.raw(), syndrome });
         } else {
             c.count(Counter::DropRequestAhead);
         }
+    }
+
+    /// Go-back-0: the message that is open begins anew. Nobody has learnt of it yet, and its bytes come again to where they
+    /// are; a receive that it has taken stays the next one.
+    #[cold]
+    fn start_over(&mut self) {
+        let there = match self.resp.open {
+            Open::Nothing => return,
+            Open::Send => self.resp.bytes,
+            Open::Write => self.resp.write.dma_len as usize - self.resp.bytes,
+        };
+        // All packets but the last are full.
+        let packets = u32::try_from(there / self.mtu.bytes()).unwrap_or(0);
+        self.resp.epsn = Psn::new(self.resp.epsn.raw().wrapping_sub(packets));
+        self.resp.open = Open::Nothing;
+        self.resp.taken = false;
     }
 
     /// Bookkeeping of a request that was executed.

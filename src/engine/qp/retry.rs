@@ -1,8 +1,12 @@
 //! Retries: go-back-N, its timers, and the account of what is in flight.
+//!
+//! *Go-back-0* ([`Recovery::GoBack0`]) is go-back-N of which each retry begins at the first packet of the oldest message,
+//! acknowledged or not, and a responder that begins the message anew, too ([`Qp::start_over`]). It is there to be
+//! looked at, and the paths that others take know nothing of it.
 
-use super::attr::QpState;
+use super::attr::{QpState, Recovery};
 use super::packets::{TO_PEER, TO_US, charge};
-use super::requester::is_atomic;
+use super::requester::{is_atomic, is_read_class};
 use super::{Qp, steps};
 use crate::engine::cc::Loss;
 use crate::engine::common::Common;
@@ -13,6 +17,7 @@ use crate::engine::window::{PACKET_CHARGE, WindowId};
 use crate::queue::{SendOp, SendWqe};
 use crate::time::Duration;
 use crate::wire::aeth;
+use crate::wire::num::Psn;
 
 /// A sequence NAK that comes so long after a retry began is not a copy of the one that began it: the responder has
 /// seen packets behind the gap again. Ours says so after a millisecond ([`renak_after`]); Linux and the standard never.
@@ -28,7 +33,9 @@ impl Qp {
         // asks again when the first answer should long be there.
         let asked_again =
             loss == Loss::SequenceNak && c.now.saturating_since(self.req.went_back) >= ASKED_AGAIN;
-        let part_of_it = self.req.retrying && loss != Loss::Timeout && !asked_again;
+        // A responder that begins anew says so once each time, and is no nearer to being lost.
+        let begins_anew = loss == Loss::SequenceNak && self.set.recovery == Recovery::GoBack0;
+        let part_of_it = self.req.retrying && loss != Loss::Timeout && !asked_again && !begins_anew;
         if self.req.rnr_until.is_some() || part_of_it {
             return false;
         }
@@ -43,7 +50,7 @@ impl Qp {
             return true;
         }
         c.observe(|| NicEvent::WentBack { qpn: self.qpn.raw(), loss, psn: self.req.una_psn.raw() });
-        self.req.retries_left -= 1;
+        self.req.retries_left -= u8::from(!begins_anew);
         self.req.retrying = true;
         self.req.went_back = c.now;
         c.count(Counter::CompleterRetryErr);
@@ -52,8 +59,30 @@ impl Qp {
             let read = self.oldest_is(|op| op == SendOp::Read);
             c.windows.lost(if read { to_us } else { to_peer }, self.unit());
         }
+        if self.set.recovery == Recovery::GoBack0 {
+            self.rewind();
+        }
         self.go_back(c);
         true
+    }
+
+    /// Go-back-0: nothing of the oldest message is acknowledged. (Of a READ, what has arrived is there.)
+    #[cold]
+    fn rewind(&mut self) {
+        if self.req.una != self.req.fresh && !self.oldest_is(is_read_class) {
+            let track = self.req.track(self.req.una);
+            if track.packets > 0 {
+                self.req.una_psn = track.first;
+            }
+        }
+    }
+
+    /// Whether a responder that begins a message anew may name this PSN, which was acknowledged.
+    #[cold]
+    pub(super) fn starts_anew(&self, psn: Psn) -> bool {
+        self.set.recovery == Recovery::GoBack0
+            && self.req.una != self.req.fresh
+            && psn == self.req.track(self.req.una).first
     }
 
     /// The receiver was not ready: nothing is sent until the time has passed that it asked for. `false`:
@@ -101,6 +130,7 @@ impl Qp {
         r.asked = r.una_psn;
         r.ack_deadline = None;
         r.forget_probes();
+        self.clear_board();
     }
 
     /// Takes all charges back, and lets others have the room.

@@ -6,6 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use super::pair::{Fate, Pair, Setup, make_qp, pattern};
 use crate::engine::QpInit;
 use crate::engine::counters::Counter as C;
+use crate::engine::qp::attr::Recovery::{self, GoBack0, GoBackN};
 use crate::engine::status::WcStatus::Success;
 use crate::mem::{Access, IovaChoice};
 use crate::queue::{RecvQueue, SendOp, SendWqe};
@@ -60,7 +61,7 @@ fn each_packet_of_atomic_write_and_flush_may_be_lost_once() {
 }
 
 /// A pair whose newest queue pair on side 1 takes its receives from a shared queue of `depth` slots.
-fn sharing(depth: u32) -> (Pair, Arc<RecvQueue>) {
+fn sharing(depth: u32, recovery: Recovery) -> (Pair, Arc<RecvQueue>) {
     let setup = Setup::default();
     let mut p = Pair::new(&setup);
     let sender = &mut p.sides[0];
@@ -79,6 +80,9 @@ fn sharing(depth: u32) -> (Pair, Arc<RecvQueue>) {
         cc: None,
     };
     side.qps.push(side.engine.create_qp(init).unwrap());
+    for side in &mut p.sides {
+        side.engine.set_recovery(side.qps[1].0, recovery, recovery).unwrap();
+    }
     p.connect(&setup);
     (p, queue)
 }
@@ -96,10 +100,11 @@ fn fill(p: &Pair, queue: &RecvQueue, ids: std::ops::Range<usize>) {
 
 #[test]
 fn a_message_that_loses_packets_takes_one_shared_receive() {
-    for (to, name) in
-        [(1, "RC_SEND_FIRST"), (1, "RC_SEND_MIDDLE"), (1, "RC_SEND_LAST"), (0, "RC_ACK")]
+    let packets = [(1, "RC_SEND_FIRST"), (1, "RC_SEND_MIDDLE"), (1, "RC_SEND_LAST"), (0, "RC_ACK")];
+    for (recovery, (to, name)) in
+        [GoBackN, GoBack0].into_iter().flat_map(|r| packets.map(|packet| (r, packet)))
     {
-        let (mut p, queue) = sharing(8);
+        let (mut p, queue) = sharing(8, recovery);
         fill(&p, &queue, 0..4);
         p.lose(to, name, 0);
         let data = p.fill(0, 0, 5000, 77);
@@ -120,7 +125,7 @@ fn a_message_that_loses_packets_takes_one_shared_receive() {
 
 #[test]
 fn a_lost_not_ready_of_a_shared_queue_is_said_again() {
-    let (mut p, queue) = sharing(8);
+    let (mut p, queue) = sharing(8, GoBackN);
     let mut said = 0;
     p.rule(move |f| {
         let is_rnr = f.syndrome == Some(0x21);

@@ -2,6 +2,7 @@
 
 mod acks;
 mod elide;
+mod go_back_0;
 mod lifecycle;
 mod losses;
 mod memory;
@@ -9,6 +10,7 @@ mod pacing;
 pub(crate) mod pair;
 mod random;
 mod rc;
+mod selective;
 mod sharing;
 mod sizes;
 mod steering;

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicU32;
 use crate::engine::QpInit;
 use crate::engine::cause::Cause;
 use crate::engine::cc::CongestionControl;
+use crate::engine::qp::attr::{NO_RECOVERY, Recovery};
 use crate::mem::Access;
 
 use super::{QpCap, QpType, QueuePair};
@@ -29,6 +30,7 @@ pub struct QpBuilder {
     sig_all: bool,
     srq: Option<SharedReceiveQueue>,
     cc: Option<Box<dyn CongestionControl>>,
+    recovery: Option<Recovery>,
 }
 
 impl QpBuilder {
@@ -46,6 +48,7 @@ impl QpBuilder {
             sig_all: false,
             srq: None,
             cc: None,
+            recovery: None,
         }
     }
 
@@ -114,10 +117,19 @@ impl QpBuilder {
         self
     }
 
+    /// What is sent again after a loss (RC alone). Default: what the device was opened with (`retry=selective`), else
+    /// [`Recovery::GoBackN`]. The others take effect where both ends want the same and [`connect`](QueuePair::connect) to
+    /// what the other one's [`endpoint`](QueuePair::endpoint) says; towards all others it is go-back-N, and nothing that the
+    /// standard does not know is sent.
+    pub fn recovery(mut self, wanted: Recovery) -> Self {
+        self.recovery = Some(wanted);
+        self
+    }
+
     /// Makes it, in INIT, so that receives can be posted before anybody connects.
     ///
     /// # Errors
-    /// `EOPNOTSUPP`: a type that is not offered. `EINVAL`: a limit is exceeded, or objects of different
+    /// `EOPNOTSUPP`: a type that is not offered, or one that has no choice of a [`recovery`](Self::recovery). `EINVAL`: a limit is exceeded, or objects of different
     /// devices.
     #[doc(alias = "ibv_create_qp")]
     pub fn build(self) -> Result<QueuePair> {
@@ -168,8 +180,14 @@ impl QpBuilder {
             sig_all: self.sig_all,
             cc: self.cc,
         };
+        let choices = self.recovery.filter(|&wanted| wanted != Recovery::GoBackN);
+        if choices.is_some() && self.kind != QpType::Rc {
+            return Err(Error::verb(verb, Cause::Unsupported { what: NO_RECOVERY }));
+        }
         let (handle, face) = nic.create_qp(init, ctx.events()).of(verb)?;
-        let psn = nic.control(|engine, _| engine.random_psn());
+        let (psn, usual) = nic.control(|engine, _| (engine.random_psn(), engine.usual_recovery()));
+        let usual = if self.kind == QpType::Rc { usual } else { Recovery::GoBackN };
+        let recovery = self.recovery.unwrap_or(usual);
         Ok(QueuePair {
             pd: self.pd,
             _send_cq: self.send_cq,
@@ -184,6 +202,7 @@ impl QpBuilder {
             gid: gids.get(usize::from(gid_index)).map(|g| g.gid).unwrap_or_default(),
             psn: AtomicU32::new(psn.raw()),
             qkey: AtomicU32::new(0),
+            recovery,
             alive: true,
         })
     }
