@@ -420,7 +420,9 @@ impl Switch {
         self.used -= frame;
         ingress.held[p] -= frame;
         ingress.headroom[p] = ingress.headroom[p].saturating_sub(frame).min(ingress.held[p]);
+        // A dynamic threshold may rise while the headroom is in use: whoever goes on then would find none the next time.
         ingress.xoff & 1 << p != 0
+            && ingress.headroom[p] == 0
             && ingress.held[p] <= self.threshold(config).saturating_sub(config.xon_offset)
     }
 
