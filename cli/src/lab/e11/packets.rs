@@ -274,7 +274,12 @@ pub(super) fn all_to_all(
 
 /// Posts a message as two WRITEs, the second of one packet: when that one is begun can be seen, and when it has arrived
 /// all has.
-fn post(qp: &QueuePair, memory: &MemoryRegion, remote: RemoteMr, path: Path) -> softroce::verbs::Result<()> {
+fn post(
+    qp: &QueuePair,
+    memory: &MemoryRegion,
+    remote: RemoteMr,
+    path: Path,
+) -> softroce::verbs::Result<()> {
     let body = SHARE - path.packet.mtu as usize;
     let wrs = [
         SendWr::write(0, memory.sge(..body), remote.at(0)),

@@ -9,6 +9,9 @@ mod plan;
 mod read;
 mod run;
 
+#[cfg(test)]
+mod tests;
+
 use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;

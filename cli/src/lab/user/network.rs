@@ -54,9 +54,9 @@ impl Plan {
         network.finish()?;
 
         let switches = topology.switches().map(|name| (name.to_owned(), at, config.clone()));
-        let hosts = topology.hosts().map(|(name, on, config)| {
-            (name.to_owned(), here, on.to_owned(), config.clone())
-        });
+        let hosts = topology
+            .hosts()
+            .map(|(name, on, config)| (name.to_owned(), here, on.to_owned(), config.clone()));
         let cables = topology.cables().map(|(a, b, c)| (a.to_owned(), b.to_owned(), here, *c));
         let mut plan = Self {
             at: here,
@@ -137,9 +137,8 @@ impl Plan {
             if ends[0] == ends[1] {
                 return Err(Bad::new(section.at, "a cable from a switch to itself"));
             }
-            let joins = |a: &str, b: &str| {
-                (a == ends[0] && b == ends[1]) || (a == ends[1] && b == ends[0])
-            };
+            let joins =
+                |a: &str, b: &str| (a == ends[0] && b == ends[1]) || (a == ends[1] && b == ends[0]);
             let known = self.cables.iter().position(|(a, b, ..)| joins(a, b));
             let base = known.map_or(*usual, |i| self.cables[i].3.link);
             let cable = Cable { link: link(&section, &base)? };
@@ -249,13 +248,15 @@ impl Plan {
         for (name, at, config) in &self.switches {
             let hosts = self.hosts.iter().filter(|(_, _, on, _)| on == name).count();
             let trunks = self.cables.iter().filter(|(a, b, ..)| a == name || b == name).count();
-            let said = |e: &dyn std::fmt::Display| {
-                Bad::new(*at, format_args!("switch {name}: {e}"))
-            };
+            let said =
+                |e: &dyn std::fmt::Display| Bad::new(*at, format_args!("switch {name}: {e}"));
             config.check(hosts + trunks).map_err(|e| said(&e))?;
             let longest = frame(Ip::V4, 0, self.mtu.bytes() as u32) as usize;
             if config.buffer < longest {
-                return Err(said(&format_args!("a buffer of {} bytes holds no packet", config.buffer)));
+                return Err(said(&format_args!(
+                    "a buffer of {} bytes holds no packet",
+                    config.buffer
+                )));
             }
             let untagged = self.hosts.iter().find(|(.., h)| h.tag.is_none());
             if let (Trust::Pcp, Some((host, ..))) = (config.trust, untagged) {
@@ -413,7 +414,9 @@ fn switch_config(section: &Section<'_>, base: &SwitchConfig, mtu: Mtu) -> Read<S
     let (xoff, alpha) = (section.get("xoff"), section.get("alpha"));
     match (&xoff, &alpha) {
         (Some(_), Some(alpha)) => {
-            return Err(alpha.bad("the threshold is `xoff` bytes or `alpha` times what is free, not both"));
+            return Err(
+                alpha.bad("the threshold is `xoff` bytes or `alpha` times what is free, not both")
+            );
         }
         (Some(xoff), None) => config.threshold = Threshold::Fixed(xoff.bytes()?),
         (None, Some(alpha)) => config.threshold = Threshold::Dynamic(alpha.number()?),

@@ -98,7 +98,19 @@ impl Plan {
         let faults = faults(&root, &network, time)?;
         let measures = measures(&root, &network, &flows)?;
         root.finish()?;
-        Ok(Self { name, title, question, lesson, seed, time, window, network, flows, faults, measures })
+        Ok(Self {
+            name,
+            title,
+            question,
+            lesson,
+            seed,
+            time,
+            window,
+            network,
+            flows,
+            faults,
+            measures,
+        })
     }
 }
 
@@ -305,10 +317,7 @@ fn faults(root: &Section<'_>, network: &network::Plan, time: Duration) -> Read<V
         let at = section.or("at", Val::time, Duration::ZERO)?;
         let until = section.maybe("until", Val::time)?;
         if at >= time || until.is_some_and(|until| until <= at) {
-            return Err(Bad::new(
-                section.at,
-                "a fault begins within `time`, and ends after that",
-            ));
+            return Err(Bad::new(section.at, "a fault begins within `time`, and ends after that"));
         }
         let kind = section.need("kind")?;
         let host = |section: &Section<'_>| {
@@ -351,7 +360,9 @@ pub(super) fn ends(
 ) -> Read<(String, String)> {
     let value = section.need(key)?;
     let list = value.list();
-    let [a, b] = &list[..] else { return Err(value.bad("the two ends of a cable: [\"a\", \"b\"]")) };
+    let [a, b] = &list[..] else {
+        return Err(value.bad("the two ends of a cable: [\"a\", \"b\"]"));
+    };
     let (a, b) = (a.text()?, b.text()?);
     if !network.joined(a, b) {
         return Err(value.bad(format_args!("no cable connects {a} and {b}")));

@@ -242,9 +242,7 @@ impl<'d> Val<'d> {
         const UNITS: [(&str, f64); 4] = [("ns", 1.0), ("us", 1e3), ("ms", 1e6), ("s", 1e9)];
         let wanted = "a time: \"20ns\", \"5us\", \"1.5ms\", \"1s\"";
         match self.value {
-            DeValue::String(_) => {
-                Ok(Duration::from_nanos(rounded(self.measured(&UNITS, wanted)?)))
-            }
+            DeValue::String(_) => Ok(Duration::from_nanos(rounded(self.measured(&UNITS, wanted)?))),
             _ => Err(self.wrong(wanted)),
         }
     }
@@ -316,11 +314,12 @@ impl<'d> Val<'d> {
         let DeValue::Table(table) = self.value else {
             return Err(self.wrong("a table, as in { a = 1 }"));
         };
-        let one = |(key, value): (&Spanned<std::borrow::Cow<'d, str>>, &'d Spanned<DeValue<'d>>)| {
-            let key = key.get_ref().to_string();
-            let at = value.span().start;
-            (key.clone(), Self { key, at, value: value.get_ref() })
-        };
+        let one =
+            |(key, value): (&Spanned<std::borrow::Cow<'d, str>>, &'d Spanned<DeValue<'d>>)| {
+                let key = key.get_ref().to_string();
+                let at = value.span().start;
+                (key.clone(), Self { key, at, value: value.get_ref() })
+            };
         Ok(table.iter().map(one).collect())
     }
 

@@ -306,7 +306,8 @@ fn rows(report: &mut Report, plan: &Plan, seen: &Seen, measure: &Measure) -> Res
             add(name(format!("{what}{at}")), unit, value as f64);
         }
         What::QueuePeak(of, to) => {
-            let peak: usize = seen.net.net.counters(of, to)?.queue_peak.into_iter().max().unwrap_or(0);
+            let peak: usize =
+                seen.net.net.counters(of, to)?.queue_peak.into_iter().max().unwrap_or(0);
             add(name(format!("longest queue at {of} to {to}")), "bytes", peak as f64);
         }
         What::QueueMean(of, to) => {
@@ -331,7 +332,11 @@ fn rows(report: &mut Report, plan: &Plan, seen: &Seen, measure: &Measure) -> Res
 fn unasked(report: &mut Report, plan: &Plan, seen: &Seen) -> Result<()> {
     let all: Vec<usize> = (0..plan.flows.len()).collect();
     let mut what = vec![What::Rate(all.iter().copied().take(FLOWS).collect())];
-    what.extend([What::Sum(all.clone()), What::Jain(all)]);
+    what.push(What::Sum(all.clone()));
+    // Of flows that were over before there is no index.
+    if seen.rates.iter().any(|rate| *rate > 0.0) {
+        what.push(What::Jain(all));
+    }
     let ended = |&i: &usize| seen.flows[i].ended().is_some();
     for i in (0..plan.flows.len()).filter(ended).take(FLOWS) {
         what.push(What::Completion(vec![i]));
@@ -510,10 +515,8 @@ fn drawing(plan: &Plan, seen: &Seen) -> Option<Drawing> {
         drawing = drawing.cable(a, b);
     }
     for host in hosts {
-        let (from, to) = (
-            plan.flows.iter().any(|f| f.from == host),
-            plan.flows.iter().any(|f| f.to == host),
-        );
+        let (from, to) =
+            (plan.flows.iter().any(|f| f.from == host), plan.flows.iter().any(|f| f.to == host));
         let tag = match (from, to) {
             (true, true) => "both",
             (true, false) => "sends",
