@@ -280,6 +280,7 @@ impl Flow {
     }
 
     /// Bytes of messages that have completed at the sender.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests, which wait for ends"))]
     pub(crate) fn completed(&self) -> u64 {
         self.shared.completed.load(Relaxed)
     }
@@ -300,6 +301,7 @@ impl Flow {
     }
 
     /// Waits until it is at its end.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests, which wait for ends"))]
     pub(crate) async fn end(&self) {
         self.shared.end.wait().await;
     }

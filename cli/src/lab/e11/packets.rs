@@ -21,7 +21,7 @@ use super::ring as ring_time;
 /// Threshold of pauses of each port, bytes.
 const XOFF: usize = 50_000;
 /// Bytes that each rank has for each other in an all-to-all.
-pub(super) const SHARE: usize = 200 << 10;
+pub(super) const SHARE: u32 = 200 << 10;
 /// How much longer than the lines need it may take.
 const PATIENCE: f64 = 40.0;
 
@@ -181,7 +181,7 @@ pub(super) fn ring(path: Path, n: usize, bytes: usize, seed: u64) -> Result<Outc
     let config = SwitchConfig { ecn, ..path.pausing(XOFF) };
     let chunk = bytes / n;
     let ranks = Ranks::new(n, config, seed, chunk)?;
-    let steps = 2 * (n - 1) as u32;
+    let steps = 2 * u32::try_from(n - 1).unwrap_or(u32::MAX / 2);
     let line = Line { mtu: path.mtu, cc: Some(paper(LINE)?.into()), traffic_class: DATA_CLASS };
     let (mut outs, mut ins) = (Vec::new(), Vec::new());
     for rank in 0..n {
@@ -214,7 +214,7 @@ pub(super) fn ring(path: Path, n: usize, bytes: usize, seed: u64) -> Result<Outc
 
 /// Seconds that an all-to-all takes if every line is full all the time.
 pub(super) fn all_to_all_ideal(path: Path, n: usize) -> f64 {
-    let bytes = (n - 1) as u64 * write_wire(Ip::V4, SHARE as u64, path.packet.mtu);
+    let bytes = (n - 1) as u64 * write_wire(Ip::V4, SHARE.into(), path.packet.mtu);
     bytes as f64 * 8.0 / LINE as f64
 }
 
@@ -227,7 +227,7 @@ pub(super) fn all_to_all(
     seed: u64,
 ) -> Result<Outcome> {
     let config = if dcqcn { path.marking() } else { path.pausing(XOFF) };
-    let ranks = Ranks::new(n, config, seed, SHARE)?;
+    let ranks = Ranks::new(n, config, seed, SHARE as usize)?;
     let mut jitter = Jitter::new(seed);
     let mut last_start = Duration::ZERO;
     for rank in 0..n {
@@ -280,10 +280,10 @@ fn post(
     remote: RemoteMr,
     path: Path,
 ) -> softroce::verbs::Result<()> {
-    let body = SHARE - path.packet.mtu as usize;
+    let (body, all) = ((SHARE - path.packet.mtu) as usize, SHARE as usize);
     let wrs = [
         SendWr::write(0, memory.sge(..body), remote.at(0)),
-        SendWr::write(1, memory.sge(body..SHARE), remote.at(body as u64)).imm(0),
+        SendWr::write(1, memory.sge(body..all), remote.at(body as u64)).imm(0),
     ];
     qp.post_send(wrs)
 }
@@ -295,7 +295,7 @@ async fn sent(
     first: Option<u32>,
     path: Path,
 ) -> softroce::verbs::Result<()> {
-    let packets = (SHARE as u32).div_ceil(path.packet.mtu);
+    let packets = SHARE.div_ceil(path.packet.mtu);
     let time = Duration::from_secs_f64(path.packet.time(LINE as f64));
     // It cannot be earlier.
     sim.sleep(time * (packets - 1)).await;

@@ -35,11 +35,11 @@ impl Plan {
         let network = root.section("network")?;
         let mtu = network.or("mtu", path_mtu, Mtu::B1024)?;
         let link = link(&network, &Link { bits_per_s: 40_000_000_000, ..usual_link() })?;
-        let trunk = network.section("trunks")?;
+        let trunk = root.section("trunks")?;
         let cable = Cable { link: self::link(&trunk, &link)? };
         trunk.finish()?;
         let switch = root.section("switch")?;
-        let xon_offset = 2 * frame(Ip::V4, 0, mtu.bytes() as u32) as usize;
+        let xon_offset = 2 * longest(mtu) as usize;
         let usual = SwitchConfig { xon_offset, ..SwitchConfig::default() };
         let (at, config) = (switch.at, switch_config(&switch, &usual, mtu)?);
         switch.finish()?;
@@ -203,7 +203,7 @@ impl Plan {
 
     /// Whether packets of a flow fit through all cables, and there is a way for them.
     pub(super) fn check_flow(&self, at: usize, from: &str, to: &str, mtu: Mtu) -> Read<()> {
-        let (least, needs) = (self.least_mtu(), mtu.bytes() as u32 + HEADERS);
+        let (least, needs) = (self.least_mtu(), payload(mtu) + HEADERS);
         if least < needs {
             return Err(Bad::new(
                 at,
@@ -251,7 +251,7 @@ impl Plan {
             let said =
                 |e: &dyn std::fmt::Display| Bad::new(*at, format_args!("switch {name}: {e}"));
             config.check(hosts + trunks).map_err(|e| said(&e))?;
-            let longest = frame(Ip::V4, 0, self.mtu.bytes() as u32) as usize;
+            let longest = longest(self.mtu) as usize;
             if config.buffer < longest {
                 return Err(said(&format_args!(
                     "a buffer of {} bytes holds no packet",
@@ -315,6 +315,15 @@ impl Plan {
 
 fn usual_link() -> Link {
     Link { delay: Duration::from_micros(1), ..Link::default() }
+}
+
+fn payload(mtu: Mtu) -> u32 {
+    u32::try_from(mtu.bytes()).unwrap_or(u32::MAX)
+}
+
+/// Frame bytes of a full packet.
+pub(super) fn longest(mtu: Mtu) -> u32 {
+    frame(Ip::V4, 0, payload(mtu))
 }
 
 /// A path MTU.
@@ -408,7 +417,7 @@ fn priority_map(value: &Val<'_>, base: PriorityMap) -> Read<PriorityMap> {
 
 fn switch_config(section: &Section<'_>, base: &SwitchConfig, mtu: Mtu) -> Read<SwitchConfig> {
     let mut config = base.clone();
-    let packet = frame(Ip::V4, 0, mtu.bytes() as u32);
+    let packet = longest(mtu);
     config.buffer = section.or("buffer", Val::bytes, config.buffer)?;
     config.headroom = section.or("headroom", Val::bytes, config.headroom)?;
     let (xoff, alpha) = (section.get("xoff"), section.get("alpha"));

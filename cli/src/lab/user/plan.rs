@@ -6,10 +6,9 @@ use softroce::cc::{Algorithm, SwiftConfig, TimelyConfig};
 use softroce::prelude::*;
 use softroce::sim::Receiver;
 
-use super::super::sizes::{Ip, frame};
 use super::super::traffic::{Cc, MESSAGE};
 use super::measure::{Measure, measures};
-use super::network::{self, path_mtu};
+use super::network::{self, longest, path_mtu};
 use super::read::{Bad, Read, Section, Val};
 
 /// Flows that a file may have.
@@ -372,7 +371,7 @@ pub(super) fn ends(
 
 /// How a slow host takes packets in.
 fn receiver(section: &Section<'_>, mtu: Mtu) -> Read<Receiver> {
-    let packet = frame(Ip::V4, 0, mtu.bytes() as u32) as usize;
+    let packet = longest(mtu) as usize;
     let xoff = section.or("xoff", Val::bytes, 100_000)?;
     let xon = section.or("xon", Val::bytes, xoff.saturating_sub(2 * packet))?;
     let buffer = section.or("buffer", Val::bytes, xoff + 50_000)?;

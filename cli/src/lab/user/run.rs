@@ -24,6 +24,9 @@ const FLOWS: usize = 32;
 /// Nodes beside each other in a picture.
 const WIDE: usize = 16;
 
+/// Whose it is, and what is at the other end.
+type Port = (String, String);
+
 /// What was seen of a run.
 #[derive(Debug)]
 struct Seen {
@@ -35,7 +38,7 @@ struct Seen {
     /// Middle of each part of the run in ms, and a rate for each flow.
     line: Vec<(f64, Vec<f64>)>,
     /// Ports that are watched, and (ms, bytes) of each.
-    queues: Vec<((String, String), Vec<(f64, f64)>)>,
+    queues: Vec<(Port, Vec<(f64, f64)>)>,
 }
 
 /// What happens at a moment.
@@ -80,7 +83,7 @@ pub(super) fn run(plan: &Plan, seed: u64, progress: &Progress) -> Result<Report>
 }
 
 /// Ports whose queues are looked at: those that are measured, else those to the receivers.
-fn watched(plan: &Plan) -> Vec<(String, String)> {
+fn watched(plan: &Plan) -> Vec<Port> {
     let asked: BTreeSet<_> = plan
         .measures
         .iter()
@@ -229,7 +232,7 @@ impl Seen {
     }
 
     /// What ports have counted.
-    fn count(&self, plan: &Plan, count: Count, port: Option<&(String, String)>) -> u64 {
+    fn count(&self, plan: &Plan, count: Count, port: Option<&Port>) -> u64 {
         let of_port = |(of, to, c): &(String, String, PortCounters)| {
             if port.is_some_and(|(a, b)| (a, b) != (of, to)) {
                 return 0;
