@@ -8,7 +8,7 @@ use softroce::prelude::*;
 use softroce::sim::{Link, Sim};
 
 const LEN: usize = 4 << 20;
-const SEEDS: u64 = 8;
+const SEEDS: u32 = 8;
 
 /// What is lost with which probability: of the requests, and of what answers them.
 #[derive(Clone, Copy)]
@@ -21,12 +21,12 @@ struct Losses {
 fn goodput(lost: Losses, recovery: Recovery, writes: usize) -> Result<(f64, u64)> {
     let (mut took, mut again) = (Duration::ZERO, 0);
     for seed in 1..=SEEDS {
-        let run = one_run(seed, lost, recovery, writes)?;
+        let run = one_run(seed.into(), lost, recovery, writes)?;
         took += run.0;
         again += run.1;
     }
-    let bits = SEEDS as usize * writes * LEN * 8;
-    Ok((bits as f64 / took.as_secs_f64() / 1e9, again))
+    let bits = f64::from(SEEDS) * (writes * LEN * 8) as f64;
+    Ok((bits / took.as_secs_f64() / 1e9, again))
 }
 
 /// How long it took, and how many packets were sent again.

@@ -110,3 +110,69 @@ fn what_cannot_be_is_refused() {
         assert_eq!(text(&said.stdout), "");
     }
 }
+
+fn example(name: &str) -> String {
+    format!("{}/../examples/lab/{name}", env!("CARGO_MANIFEST_DIR"))
+}
+
+#[test]
+fn files_of_ones_own_are_run() {
+    let dir = Dir::new("lab-files");
+    let files: Vec<_> = fs::read_dir(example("")).unwrap().map(|f| f.unwrap().path()).collect();
+    assert!(files.len() >= 3);
+    for file in &files {
+        let stem = file.file_stem().unwrap().to_str().unwrap();
+        let out = dir.path().join(stem);
+        let args = ["run", file.to_str().unwrap(), "--out", out.to_str().unwrap()];
+        let said = lab(&args);
+        assert_eq!(said.status.code(), Some(0), "{}{}", text(&said.stdout), text(&said.stderr));
+        let repeat = format!("Repeat with: softroce lab run {stem}.toml --seed 1");
+        assert!(text(&said.stdout).contains(&repeat), "{}", text(&said.stdout));
+        let written = fs::read(out.join("result.json")).unwrap();
+        let result: Value = serde_json::from_slice(&written).unwrap();
+        assert_eq!((&result["name"], &result["ok"]), (&stem.into(), &true.into()));
+        for name in ["page.html", "network.svg", "rates.svg", "over-time.svg", "queues.svg"] {
+            assert!(out.join(name).is_file(), "no {name} of {stem}");
+        }
+        // From wherever it is run, byte for byte.
+        let again = lab(&["run", file.to_str().unwrap(), "--json"]);
+        assert_eq!(again.stdout, written, "{stem}");
+    }
+    let two: Vec<_> = files.iter().take(2).map(|f| f.to_str().unwrap()).collect();
+    let said = lab(&["run", two[0], "e10", two[1], "--json", "--seed", "3"]);
+    let all: Value = serde_json::from_slice(&said.stdout).unwrap();
+    let seeds: Vec<_> = all.as_array().unwrap().iter().map(|r| r["seed"].as_u64()).collect();
+    assert_eq!(seeds, [Some(3); 3]);
+}
+
+#[test]
+fn a_file_that_makes_no_sense_is_refused_before_anything_runs() {
+    let dir = Dir::new("lab-bad");
+    let file = dir.path().join("bad.toml");
+    let good = fs::read_to_string(example("victim.toml")).unwrap();
+    let line = 1 + good.lines().position(|l| l.starts_with("rate = ")).unwrap();
+    fs::write(&file, good.replacen("rate = ", "speed = ", 1)).unwrap();
+    let name = file.to_str().unwrap();
+    let said = lab(&["run", "e10", name]);
+    assert_eq!((said.status.code(), text(&said.stdout)), (Some(2), String::new()));
+    let error = text(&said.stderr);
+    assert!(error.contains(&format!("{name}:")) && error.lines().count() == 1, "{error}");
+    assert!(
+        error.contains("`rate` is missing") || error.contains(&format!(":{line}: ")),
+        "{error}"
+    );
+    let said = lab(&["run", dir.path().join("none.toml").to_str().unwrap()]);
+    assert_eq!(said.status.code(), Some(2));
+    assert!(text(&said.stderr).contains("cannot read "), "{}", text(&said.stderr));
+}
+
+#[test]
+fn a_number_that_is_not_as_a_file_expects_is_told_by_the_status() {
+    let dir = Dir::new("lab-fails");
+    let file = dir.path().join("fails.toml");
+    let good = fs::read_to_string(example("victim.toml")).unwrap();
+    fs::write(&file, good.replacen("expected = 3.703", "expected = 18.5", 1)).unwrap();
+    let said = lab(&["run", file.to_str().unwrap()]);
+    assert_eq!(said.status.code(), Some(1), "{}", text(&said.stdout));
+    assert!(text(&said.stdout).contains("FAILED: 1 of 3 rows"), "{}", text(&said.stdout));
+}

@@ -420,7 +420,9 @@ impl Switch {
         self.used -= frame;
         ingress.held[p] -= frame;
         ingress.headroom[p] = ingress.headroom[p].saturating_sub(frame).min(ingress.held[p]);
+        // A dynamic threshold may rise while the headroom is in use: whoever goes on then would find none the next time.
         ingress.xoff & 1 << p != 0
+            && ingress.headroom[p] == 0
             && ingress.held[p] <= self.threshold(config).saturating_sub(config.xon_offset)
     }
 
@@ -442,4 +444,41 @@ impl Switch {
 /// Whether a packet may be marked.
 pub(super) const fn can_be_marked(ecn: Ecn) -> bool {
     matches!(ecn, Ecn::Ect0 | Ecn::Ect1 | Ecn::Ce)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nobody_goes_on_while_its_headroom_is_in_use() {
+        let config = SwitchConfig {
+            buffer: 110_000,
+            headroom: 5_000,
+            threshold: Threshold::Dynamic(1.0),
+            xon_offset: 0,
+            ..SwitchConfig::default()
+        };
+        let mut switch = Switch::new(Some(config), 0);
+        switch.out = vec![0, 1];
+        let (mut a, mut b) = (Ingress::default(), Ingress::default());
+        // Of the 100000 shared bytes each may hold what the other one and itself leave free.
+        for _ in 0..33 {
+            assert_eq!(switch.admit(&mut a, 0, 1_000), Admission::Stored(false));
+            assert_eq!(switch.admit(&mut b, 0, 1_000), Admission::Stored(false));
+        }
+        assert_eq!(switch.admit(&mut b, 0, 1_000), Admission::Stored(true));
+        b.xoff = 1;
+        while b.headroom[0] < 4_000 {
+            assert_eq!(switch.admit(&mut b, 0, 1_000), Admission::Stored(false));
+        }
+        // The other one leaves: by the threshold alone this one could go on, with its headroom all but full.
+        for _ in 0..33 {
+            switch.release(&mut a, 0, 1_000);
+        }
+        assert!(b.held[0] < switch.threshold(switch.config.as_ref().unwrap()));
+        let ends = (0..4).map(|_| switch.release(&mut b, 0, 1_000)).collect::<Vec<_>>();
+        assert_eq!(ends, [false, false, false, true]);
+        assert_eq!(b.headroom[0], 0);
+    }
 }

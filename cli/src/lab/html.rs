@@ -85,8 +85,8 @@ pub(super) fn page(report: &Report, up: bool) -> String {
     if up {
         to.push_str("<nav><a href=\"../index.html\">all experiments</a></nav>\n");
     }
-    let _ = writeln!(to, "<h1>{}</h1>", escaped(report.title));
-    let _ = writeln!(to, "<p class=\"question\">{}</p>", escaped(report.question));
+    let _ = writeln!(to, "<h1>{}</h1>", escaped(&report.title));
+    let _ = writeln!(to, "<p class=\"question\">{}</p>", escaped(&report.question));
     let passed = report.rows.iter().filter(|r| r.ok).count();
     let _ = writeln!(
         to,
@@ -118,7 +118,9 @@ pub(super) fn page(report: &Report, up: bool) -> String {
             );
         }
     }
-    to.push_str("<h2>What it shows</h2>\n");
+    if !report.lesson.is_empty() {
+        to.push_str("<h2>What it shows</h2>\n");
+    }
     for paragraph in &report.lesson {
         let _ = writeln!(to, "<p>{}</p>", escaped(paragraph));
     }
@@ -184,6 +186,8 @@ fn notes(report: &Report) -> String {
         Source::Oracle,
         Source::Published,
         Source::PublishedFromMemory,
+        Source::Given,
+        Source::Nothing,
     ];
     for source in sources {
         if report.rows.iter().any(|r| r.source == source) {
@@ -215,9 +219,9 @@ pub(super) fn index(reports: &[Report]) -> String {
         let _ = writeln!(
             to,
             "<tr>{mark}<td><a href=\"{}/page.html\">{}</a></td><td>{}</td><td class=\"num\">{good}/{}</td></tr>",
-            escaped(report.name),
-            escaped(report.title),
-            escaped(report.question),
+            escaped(&report.name),
+            escaped(&report.title),
+            escaped(&report.question),
             report.rows.len()
         );
     }

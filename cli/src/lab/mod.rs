@@ -42,10 +42,12 @@ mod star;
 mod svg;
 mod theory;
 mod traffic;
+mod user;
 mod watch;
 mod worst;
 
 use report::{Note, Report};
+use user::Custom;
 
 /// Experiments on RoCE networks, with expected values and a verdict.
 ///
@@ -57,6 +59,7 @@ use report::{Note, Report};
     softroce lab list
     softroce lab run parking-lot --short
     softroce lab run all --out pages     (open pages/index.html)
+    softroce lab run mine.toml           (see docs/lab.md for what may stand in it)
 
 Exit status: 0 if all numbers are as expected, 1 if some are not, 2 on bad input.")]
 pub(crate) struct Args {
@@ -80,17 +83,17 @@ enum What {
 
 #[derive(Debug, clap::Args)]
 struct RunArgs {
-    /// Names or numbers of experiments (see `list`), or `all`
+    /// Names or numbers of experiments (see `list`), `all`, or files of one's own (FILE.toml)
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
-    /// The seed, or the first of several
-    #[arg(long, default_value_t = 1, value_name = "N")]
-    seed: u64,
+    /// The seed, or the first of several [default: 1, or what a file says]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
     /// Write result.json, the plots as .svg and page.html into this directory; of several experiments, each into
     /// one of its own below it, and index.html
     #[arg(long, value_name = "DIR")]
     out: Option<PathBuf>,
-    /// Shorter runs with wider rules: seconds instead of minutes
+    /// Shorter runs with wider rules: seconds instead of minutes. Files say themselves how long they run
     #[arg(long)]
     short: bool,
     /// Print JSON instead of text: an object, or of several experiments an array
@@ -142,9 +145,10 @@ impl Report {
     /// Nothing found yet.
     pub(crate) fn new(about: &About, setup: &Setup) -> Self {
         Self {
-            name: about.name,
-            title: about.title,
-            question: about.question,
+            name: about.name.into(),
+            title: about.title.into(),
+            question: about.question.into(),
+            argument: None,
             lesson: Vec::new(),
             seed: setup.seed,
             short: setup.short,
@@ -164,7 +168,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    fn new(name: &'static str) -> Self {
+    fn new(name: impl Into<std::borrow::Cow<'static, str>>) -> Self {
         // Hides itself where nobody looks.
         let bar = ProgressBar::new(0);
         let style = ProgressStyle::with_template("{prefix} {bar:30} {pos}/{len} {msg}");
@@ -258,47 +262,78 @@ fn list(json: bool) -> ExitCode {
     })
 }
 
-/// The experiments of these names, in the order in which they were named.
-fn named(names: &[String]) -> Result<Vec<&'static dyn Experiment>> {
-    let mut chosen: Vec<&'static dyn Experiment> = Vec::new();
-    for name in names {
-        if name == "all" {
-            chosen.extend(ALL);
-            continue;
-        }
-        let is_it = |e: &&&dyn Experiment| {
-            let about = e.about();
-            about.name == name || about.id.eq_ignore_ascii_case(name)
-        };
-        match ALL.iter().find(is_it) {
-            Some(experiment) => chosen.push(*experiment),
-            None => {
-                let all: Vec<_> = ALL.iter().map(|e| e.about().name).collect();
-                let all = all.join(", ");
-                return Err(Failure::Usage(format!(
-                    "there is no experiment {name}: {all}, or all"
-                )));
-            }
+/// What is to be run.
+enum Chosen {
+    Named(&'static dyn Experiment),
+    Custom(Box<Custom>),
+}
+
+impl Chosen {
+    fn name(&self) -> String {
+        match self {
+            Self::Named(experiment) => experiment.about().name.to_owned(),
+            Self::Custom(custom) => custom.name().to_owned(),
         }
     }
-    Ok(chosen)
+
+    fn run(&self, args: &RunArgs, progress: &mut Progress) -> Result<Report> {
+        match self {
+            Self::Named(experiment) => {
+                let setup = Setup { seed: args.seed.unwrap_or(1), short: args.short };
+                experiment.run(&setup, progress)
+            }
+            Self::Custom(custom) => custom.run(args.seed, progress),
+        }
+    }
+}
+
+/// The experiments of these names, in the order in which they were named. Files are read.
+fn chosen(names: &[String]) -> Result<Vec<Chosen>> {
+    let mut all = Vec::new();
+    for name in names {
+        if Custom::is_file(name) {
+            all.push(Chosen::Custom(Box::new(Custom::read(name)?)));
+        } else {
+            all.extend(named(name)?.into_iter().map(Chosen::Named));
+        }
+    }
+    Ok(all)
+}
+
+/// The experiment of a name, or all of them.
+fn named(name: &str) -> Result<Vec<&'static dyn Experiment>> {
+    if name == "all" {
+        return Ok(ALL.to_vec());
+    }
+    let is_it = |e: &&&dyn Experiment| {
+        let about = e.about();
+        about.name == name || about.id.eq_ignore_ascii_case(name)
+    };
+    match ALL.iter().find(is_it) {
+        Some(experiment) => Ok(vec![*experiment]),
+        None => {
+            let all: Vec<_> = ALL.iter().map(|e| e.about().name).collect();
+            let all = all.join(", ");
+            let what = format!("there is no experiment {name}: {all}, or all, or FILE.toml");
+            Err(Failure::Usage(what))
+        }
+    }
 }
 
 fn run_all(args: &RunArgs) -> Result<ExitCode> {
-    let chosen = named(&args.names)?;
+    let chosen = chosen(&args.names)?;
     let several = chosen.len() > 1;
     if let Some(out) = &args.out {
         // Better now than after minutes.
         written(out, fs::create_dir_all(out))?;
     }
-    let setup = Setup { seed: args.seed, short: args.short };
     let mut reports = Vec::new();
     for experiment in chosen {
-        let mut progress = Progress::new(experiment.about().name);
-        let report = experiment.run(&setup, &mut progress)?;
+        let mut progress = Progress::new(experiment.name());
+        let report = experiment.run(args, &mut progress)?;
         drop(progress);
         if let Some(out) = &args.out {
-            let dir = if several { out.join(report.name) } else { out.clone() };
+            let dir = if several { out.join(&*report.name) } else { out.clone() };
             write_files(&report, &dir, several)?;
         }
         if !args.json {
@@ -338,7 +373,7 @@ fn write_files(report: &Report, dir: &Path, up: bool) -> Result<()> {
     let json = report.json().map_err(|e| Failure::Run(e.to_string()))?;
     write(&dir.join("result.json"), &json)?;
     if let Some(drawing) = &report.drawing {
-        write(&dir.join("network.svg"), &drawing.draw(report.title).file())?;
+        write(&dir.join("network.svg"), &drawing.draw(&report.title).file())?;
     }
     for plot in &report.plots {
         write(&dir.join(format!("{}.svg", plot.id)), &svg::draw(plot).file())?;
@@ -376,9 +411,9 @@ mod tests {
     fn they_are_found_by_name_and_number() {
         let names = |text: &str| {
             let names: Vec<String> = text.split(' ').map(String::from).collect();
-            named(&names).map(|all| all.iter().map(|e| e.about().id).collect::<Vec<_>>())
+            chosen(&names).map(|all| all.iter().map(Chosen::name).collect::<Vec<_>>())
         };
-        assert_eq!(names("E10 overhead").unwrap(), ["e10", "e10"]);
+        assert_eq!(names("E10 overhead").unwrap(), ["overhead", "overhead"]);
         assert_eq!(names("all").unwrap().len(), ALL.len());
         assert!(
             matches!(names("overheads"), Err(Failure::Usage(what)) if what.contains("overhead, "))
@@ -387,7 +422,7 @@ mod tests {
 
     /// The short variant of an experiment passes, and comes to the same bytes again.
     fn passes_and_repeats(name: &str) {
-        let experiment = named(&[name.into()]).unwrap()[0];
+        let experiment = named(name).unwrap()[0];
         let run = || {
             let setup = Setup { seed: 1, short: true };
             experiment.run(&setup, &mut Progress::new("test")).unwrap()

@@ -4,6 +4,7 @@
 //! what was checked. Everything in `result.json` is a function of the experiment, its variant and the seed: no
 //! times of day, no paths, numbers rounded to six digits, equal bytes for equal seeds.
 
+use std::borrow::Cow;
 use std::io::{self, Write};
 
 use comfy_table::{CellAlignment, Table, presets};
@@ -26,6 +27,10 @@ pub(crate) enum Source {
     PublishedFromMemory,
     /// Counting: there is one right answer.
     Exact,
+    /// What the file of the experiment says.
+    Given,
+    /// Nowhere: nothing is expected.
+    Nothing,
 }
 
 impl Source {
@@ -37,6 +42,8 @@ impl Source {
             Self::Published => "published",
             Self::PublishedFromMemory => "published*",
             Self::Exact => "exact",
+            Self::Given => "the file",
+            Self::Nothing => "-",
         }
     }
 
@@ -52,6 +59,8 @@ impl Source {
                 "a published figure, from memory of the paper: check before quoting"
             }
             Self::Exact => "counting: there is one right answer",
+            Self::Given => "what the file of the experiment expects",
+            Self::Nothing => "measured only: nothing is expected",
         }
     }
 }
@@ -180,6 +189,27 @@ impl Row {
         }
     }
 
+    /// A count that is known, as a number.
+    #[expect(clippy::cast_precision_loss, reason = "counts are below 2^52")]
+    pub(crate) fn whole(
+        metric: impl Into<String>,
+        unit: &'static str,
+        value: f64,
+        expected: u64,
+    ) -> Self {
+        Self {
+            expected: expected.to_string(),
+            tolerance: "exact".into(),
+            source: Source::Exact,
+            ..Self::new(metric, unit, value, (value - expected as f64).abs() < 0.5)
+        }
+    }
+
+    /// A number of which nothing is expected but that it is one.
+    pub(crate) fn plain(metric: impl Into<String>, unit: &'static str, value: f64) -> Self {
+        Self { source: Source::Nothing, ..Self::new(metric, unit, value, true) }
+    }
+
     /// Where the expected value comes from. Without this: [`Source::Theory`], for counts [`Source::Exact`].
     pub(crate) fn from(mut self, source: Source) -> Self {
         self.source = source;
@@ -235,9 +265,11 @@ pub(crate) struct Note {
 /// What came of an experiment.
 #[derive(Clone, Debug)]
 pub(crate) struct Report {
-    pub(crate) name: &'static str,
-    pub(crate) title: &'static str,
-    pub(crate) question: &'static str,
+    pub(crate) name: Cow<'static, str>,
+    pub(crate) title: Cow<'static, str>,
+    pub(crate) question: Cow<'static, str>,
+    /// What is run to have it again; `None`: its name.
+    pub(crate) argument: Option<String>,
     /// What it teaches, a paragraph each.
     pub(crate) lesson: Vec<String>,
     pub(crate) seed: u64,
@@ -271,7 +303,7 @@ impl Report {
 
     pub(crate) fn verdict(&self) -> Verdict<'_> {
         Verdict {
-            name: self.name,
+            name: &self.name,
             ok: self.ok(),
             seed: self.seed,
             variant: self.variant(),
@@ -289,7 +321,8 @@ impl Report {
     /// The command that gives the same result.
     pub(crate) fn command(&self) -> String {
         let short = if self.short { " --short" } else { "" };
-        format!("softroce lab run {} --seed {}{short}", self.name, self.seed)
+        let what = self.argument.as_deref().unwrap_or(&self.name);
+        format!("softroce lab run {what} --seed {}{short}", self.seed)
     }
 
     /// A remark on what was found.
@@ -395,9 +428,10 @@ mod tests {
 
     pub(crate) fn report(rows: Vec<Row>) -> Report {
         Report {
-            name: "e0",
-            title: "A title",
-            question: "Is it so?",
+            name: "e0".into(),
+            title: "A title".into(),
+            question: "Is it so?".into(),
+            argument: None,
             lesson: vec!["It is <so>.".into()],
             seed: 7,
             short: true,

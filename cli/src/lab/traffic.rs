@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Poll, Waker};
 
-use softroce::cc::{Dcqcn, DcqcnConfig, Fixed};
+use softroce::cc::{Algorithm, Dcqcn, DcqcnConfig, Fixed, Swift, Timely};
 use softroce::prelude::*;
 use softroce::sim::Sim;
 
@@ -68,10 +68,42 @@ pub(crate) struct Spec {
     pub(crate) total: Option<usize>,
     /// When it begins.
     pub(crate) start: Duration,
-    pub(crate) cc: Option<Dcqcn>,
+    /// What sets its pace; `None`: it is that of the usual line.
+    pub(crate) cc: Option<Cc>,
     pub(crate) recovery: Recovery,
     /// Traffic class of its packets; the two ECN bits are the congestion control's.
     pub(crate) traffic_class: u8,
+}
+
+/// What sets the pace of a flow.
+#[derive(Clone, Debug)]
+pub(crate) enum Cc {
+    /// These bits per second.
+    Rate(u64),
+    Dcqcn(Dcqcn),
+    Swift(Swift),
+    Timely(Timely),
+}
+
+impl From<Dcqcn> for Cc {
+    fn from(cc: Dcqcn) -> Self {
+        Self::Dcqcn(cc)
+    }
+}
+
+impl Cc {
+    /// An algorithm; where it is none, the rate of the line.
+    pub(crate) fn of(algorithm: &Algorithm, line_rate: u64) -> Result<Self> {
+        let refused = |e: softroce::cc::ParamError| Failure::Usage(e.to_string());
+        Ok(match algorithm {
+            Algorithm::Dcqcn(config) => Self::Dcqcn(Dcqcn::new(config.clone()).map_err(refused)?),
+            Algorithm::Swift(config) => Self::Swift(Swift::new(config.clone()).map_err(refused)?),
+            Algorithm::Timely(config) => {
+                Self::Timely(Timely::new(config.clone()).map_err(refused)?)
+            }
+            _ => Self::Rate(line_rate),
+        })
+    }
 }
 
 impl Spec {
@@ -81,8 +113,8 @@ impl Spec {
         Self { mtu, message: MESSAGE, total, start, cc, recovery, traffic_class: 0 }
     }
 
-    pub(crate) fn cc(mut self, cc: Option<Dcqcn>) -> Self {
-        self.cc = cc;
+    pub(crate) fn cc<C: Into<Cc>>(mut self, cc: Option<C>) -> Self {
+        self.cc = cc.map(Into::into);
         self
     }
 
@@ -91,7 +123,13 @@ impl Spec {
         self
     }
 
-    #[cfg_attr(not(test), expect(dead_code, reason = "of flows that end, as in collectives"))]
+    /// Messages of so many bytes.
+    pub(crate) fn message(mut self, bytes: usize) -> Self {
+        self.message = bytes;
+        self
+    }
+
+    #[cfg_attr(not(test), expect(dead_code, reason = "of flows that end"))]
     pub(crate) fn total(mut self, bytes: usize) -> Self {
         self.total = Some(bytes);
         self
@@ -114,11 +152,73 @@ pub(crate) fn dcqcn(preset: &str, line_rate: u64) -> Result<Dcqcn> {
     config.map_err(|e| Failure::Run(e.to_string()))
 }
 
+/// How a pair of queue pairs is connected.
+#[derive(Clone, Debug)]
+pub(crate) struct Line {
+    pub(crate) mtu: Mtu,
+    pub(crate) cc: Option<Cc>,
+    pub(crate) recovery: Recovery,
+    pub(crate) traffic_class: u8,
+}
+
+impl Line {
+    pub(crate) fn new(mtu: Mtu, cc: Option<Cc>, traffic_class: u8) -> Self {
+        Self { mtu, cc, recovery: Recovery::GoBackN, traffic_class }
+    }
+
+    fn of(spec: &Spec) -> Self {
+        let Spec { mtu, recovery, traffic_class, .. } = *spec;
+        Self { mtu, cc: spec.cc.clone(), recovery, traffic_class }
+    }
+}
+
+/// Two connected queue pairs, and where each completes.
+#[derive(Debug)]
+pub(crate) struct Pair {
+    pub(crate) sender: QueuePair,
+    pub(crate) cq: CompletionQueue,
+    pub(crate) receiver: QueuePair,
+    pub(crate) theirs: CompletionQueue,
+}
+
+impl Pair {
+    /// Connects two hosts, with room for so many sends at the one and receives at the other.
+    pub(crate) fn connect(
+        from: &Station,
+        to: &Station,
+        line: &Line,
+        (sends, receives): (u32, u32),
+    ) -> Result<Self> {
+        let cq = from.ctx.create_cq(2 * sends)?;
+        let builder = from.pd.create_qp(QpType::Rc, &cq).depth(sends, 1).recovery(line.recovery);
+        let builder = match line.cc.clone().unwrap_or(Cc::Rate(super::net::LINE)) {
+            Cc::Rate(rate) => builder.congestion_control(Fixed::bits_per_second(rate)),
+            Cc::Dcqcn(cc) => builder.congestion_control(cc),
+            Cc::Swift(cc) => builder.congestion_control(cc),
+            Cc::Timely(cc) => builder.congestion_control(cc),
+        };
+        let sender = builder.build()?;
+        let theirs = to.ctx.create_cq(receives)?;
+        let receiver = to.pd.create_qp(QpType::Rc, &theirs).depth(1, receives);
+        let receiver = receiver.recovery(line.recovery).build()?;
+        let [there, back] = [receiver.endpoint(), sender.endpoint()];
+        let over = |peer: &QpEndpoint| {
+            let ah = AhAttr { traffic_class: line.traffic_class, ..peer.ah() };
+            QpAttr::default().path_mtu(line.mtu).ah(ah)
+        };
+        sender.connect_with(&there, over(&there))?;
+        receiver.connect_with(&back, over(&back))?;
+        Ok(Self { sender, cq, receiver, theirs })
+    }
+}
+
 /// What the task of a flow says.
 #[derive(Debug, Default)]
 struct Shared {
     /// Bytes of messages that have completed.
     completed: AtomicU64,
+    /// Nanoseconds at which the last one has; 0: it has not.
+    ended: AtomicU64,
     end: Gate,
     failure: Mutex<Option<String>>,
 }
@@ -143,23 +243,9 @@ impl Flow {
         to: &Station,
         spec: &Spec,
     ) -> Result<Self> {
-        let cq = from.ctx.create_cq(2 * OUTSTANDING)?;
-        let builder =
-            from.pd.create_qp(QpType::Rc, &cq).depth(OUTSTANDING, 1).recovery(spec.recovery);
-        let sender = match &spec.cc {
-            Some(cc) => builder.congestion_control(cc.clone()).build()?,
-            None => builder.congestion_control(Fixed::bits_per_second(super::net::LINE)).build()?,
-        };
-        let receiver = to.pd.create_qp(QpType::Rc, &to.ctx.create_cq(1)?).depth(1, 1);
-        let receiver = receiver.recovery(spec.recovery).build()?;
-        let [there, back] = [receiver.endpoint(), sender.endpoint()];
-        let over = |peer: &QpEndpoint| {
-            let ah = AhAttr { traffic_class: spec.traffic_class, ..peer.ah() };
-            QpAttr::default().path_mtu(spec.mtu).ah(ah)
-        };
-        sender.connect_with(&there, over(&there))?;
-        receiver.connect_with(&back, over(&back))?;
-
+        let Pair { sender, cq, receiver, .. } =
+            Pair::connect(from, to, &Line::of(spec), (OUTSTANDING, 1))?;
+        let back = sender.endpoint();
         let sender = Arc::new(sender);
         let shared = Arc::new(Shared::default());
         let seen = Cell::new((back.psn, 0));
@@ -174,12 +260,20 @@ impl Flow {
         };
         let opened = Arc::new(Gate::default());
         let gate = Arc::clone(&opened);
+        // A task that never ends would keep the simulation for ever.
+        let clock = spec.total.map(|_| sim.clone());
         sim.at(spec.start, move |_| gate.open());
         sim.spawn(async move {
             opened.wait().await;
-            if let Err(e) = source.run(&cq, &shared).await {
-                *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) =
-                    Some(e.to_string());
+            match source.run(&cq, &shared).await {
+                Ok(()) => {
+                    let now = clock.map_or(Duration::ZERO, |sim| sim.now());
+                    shared.ended.store(nanos(now), Relaxed);
+                }
+                Err(e) => {
+                    *shared.failure.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(e.to_string());
+                }
             }
             shared.end.open();
             Ok(())
@@ -204,6 +298,12 @@ impl Flow {
         self.shared.completed.load(Relaxed)
     }
 
+    /// When its last message completed, from the beginning of the simulation.
+    pub(crate) fn ended(&self) -> Option<Duration> {
+        let ns = self.shared.ended.load(Relaxed);
+        (ns > 0).then(|| Duration::from_nanos(ns))
+    }
+
     /// An error, if a request of it has failed.
     pub(crate) fn check(&self) -> Result<()> {
         let failure = self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner);
@@ -214,10 +314,14 @@ impl Flow {
     }
 
     /// Waits until it is at its end.
-    #[cfg_attr(not(test), expect(dead_code, reason = "of flows that end, as in collectives"))]
+    #[cfg_attr(not(test), expect(dead_code, reason = "for tests, which wait for ends"))]
     pub(crate) async fn end(&self) {
         self.shared.end.wait().await;
     }
+}
+
+fn nanos(time: Duration) -> u64 {
+    u64::try_from(time.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// What posts.
@@ -309,9 +413,14 @@ impl Mark {
     }
 
     /// Gbit/s of payload of each flow since then. An error if a request of one has failed.
-    #[expect(clippy::cast_precision_loss, reason = "of bytes in a window")]
     pub(crate) fn rates(&self, sim: &Sim, flows: &[Flow]) -> Result<Vec<f64>> {
         flows.iter().try_for_each(Flow::check)?;
+        self.moved(sim, flows)
+    }
+
+    /// The same, also of flows that have failed.
+    #[expect(clippy::cast_precision_loss, reason = "of bytes in a window")]
+    pub(crate) fn moved(&self, sim: &Sim, flows: &[Flow]) -> Result<Vec<f64>> {
         let now = Self::new(sim, flows)?;
         let ns = (now.at.saturating_sub(self.at)).as_nanos() as f64;
         let rate = |(after, before): (&u64, &u64)| (after - before) as f64 * 8.0 / ns.max(1.0);
