@@ -126,7 +126,7 @@ fn files_of_ones_own_are_run() {
         let args = ["run", file.to_str().unwrap(), "--out", out.to_str().unwrap()];
         let said = lab(&args);
         assert_eq!(said.status.code(), Some(0), "{}{}", text(&said.stdout), text(&said.stderr));
-        let repeat = format!("Repeat with: softroce lab run {stem}.toml --seed 1");
+        let repeat = format!("Repeat with: softroce lab run {} --seed 1", file.display());
         assert!(text(&said.stdout).contains(&repeat), "{}", text(&said.stdout));
         let written = fs::read(out.join("result.json")).unwrap();
         let result: Value = serde_json::from_slice(&written).unwrap();

@@ -23,7 +23,7 @@ use plan::Plan;
 /// An experiment from a file.
 #[derive(Debug)]
 pub(crate) struct Custom {
-    /// Its file without the directories, for whoever wants to repeat it.
+    /// Its file as it was named, for whoever wants to repeat it.
     file: String,
     name: String,
     plan: Plan,
@@ -47,7 +47,7 @@ impl Custom {
         let part = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
         let stem = part(Path::new(file).file_stem());
         let name = plan.name.clone().unwrap_or(stem);
-        Ok(Self { file: part(Path::new(file).file_name()), name, plan })
+        Ok(Self { file: file.into(), name, plan })
     }
 
     /// How it is called.
