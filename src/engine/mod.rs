@@ -264,6 +264,11 @@ impl Engine {
         }
     }
 
+    /// The same but for what waits to be sent: when [`handle_timeout`](Self::handle_timeout) wants to be called.
+    pub fn next_timer(&self) -> Option<Instant> {
+        self.timers.next_due()
+    }
+
     /// The same, apart: the next timer, and when held ACKs must leave.
     pub fn next_due(&self) -> (Option<Instant>, Option<Instant>) {
         let resume = self.stalled.then(|| self.common.next_instant());

@@ -87,6 +87,8 @@ pub(super) struct Core {
     pub(super) openers: Vec<Weak<EventQueue>>,
     pub(super) wakers: Vec<Waker>,
     broken: bool,
+    /// The engine has something to send and the port has no room: it says when it has.
+    held: bool,
     /// What was last told of the port.
     health: Health,
 }
@@ -108,6 +110,7 @@ impl Core {
             openers: Vec::new(),
             wakers: Vec::new(),
             broken: false,
+            held: false,
             health,
         }
     }
@@ -182,6 +185,7 @@ impl Core {
     /// Sends what the engine has, until the network takes no more or the bound is reached. Says how many
     /// transmissions were made.
     fn transmit(&mut self, now: Instant, acks: Acks) -> usize {
+        self.held = false;
         // What the network did not take before goes first.
         if !self.tx.is_empty() && !self.hand_over() {
             return 0;
@@ -189,6 +193,7 @@ impl Core {
         let mut sent = 0;
         while !self.broken && self.engine.has_transmit() {
             let most = self.port.room().min(TRANSMITS - sent);
+            self.held = most == 0 && sent < TRANSMITS;
             let segmented = self.engine.caps().gso_segments_v4 > 1;
             let room = if segmented { ROOM_SEGMENTED } else { ROOM_SINGLE };
             let mut built = 0;
@@ -316,7 +321,8 @@ impl Core {
 
     /// When the engine wants to be called, exactly. (A simulated network says when it takes more.)
     pub(super) fn next_exact(&self) -> Instant {
-        let timer = self.engine.poll_timeout();
+        // What is due to be sent waits for room, and must not keep time from passing.
+        let timer = if self.held { self.engine.next_timer() } else { self.engine.poll_timeout() };
         timer.into_iter().chain(self.engine.next_landing()).min().unwrap_or(Instant::FAR_FUTURE)
     }
 
