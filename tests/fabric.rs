@@ -317,6 +317,43 @@ fn a_slow_flow_stays_slow_behind_a_pause() {
     assert_eq!(gaps.iter().filter(|&&gap| gap < 880).count(), 1, "{gaps:?}");
 }
 
+/// Answers that wait for a line that is busy with data do not keep time from passing: three small WRITEs arrive, and are
+/// acknowledged, within one packet of what the host itself sends.
+#[test]
+fn acknowledgements_wait_for_a_busy_line() {
+    let net = Topology::star(5, switch(false), &forty()).build(1).unwrap();
+    let ends: Vec<_> = (0..5)
+        .map(|n| {
+            let ctx = net.host(&format!("h{n}")).unwrap();
+            let (pd, cq) = (ctx.alloc_pd().unwrap(), ctx.create_cq(64).unwrap());
+            let mr = pd.alloc_mr(4 << 20, Access::REMOTE | Access::LOCAL).unwrap();
+            (pd, cq, mr)
+        })
+        .collect();
+    let connected = |from: usize, to: usize| {
+        let qp = ends[from].0.create_qp(QpType::Rc, &ends[from].1).build().unwrap();
+        let peer = ends[to].0.create_qp(QpType::Rc, &ends[to].1).build().unwrap();
+        qp.connect(&peer.endpoint()).unwrap();
+        peer.connect(&qp.endpoint()).unwrap();
+        (qp, peer)
+    };
+    let (bulk, small) = (connected(0, 1), [2, 3, 4].map(|from| connected(from, 0)));
+    bulk.0.post_send([SendWr::write(1, ends[0].2.sge(..), ends[1].2.remote())]).unwrap();
+    let rounds = 20;
+    for round in 0..rounds {
+        for (qp, _) in &small {
+            qp.post_send([SendWr::write(round, inline(b"x"), ends[0].2.remote())]).unwrap();
+        }
+        net.sim().block_on(net.sim().sleep(Duration::from_micros(10)));
+    }
+    ends[0].1.wait(Duration::from_secs(1)).unwrap().ok().unwrap();
+    for (_, cq, _) in &ends[2..] {
+        for _ in 0..rounds {
+            cq.wait(Duration::from_secs(1)).unwrap().ok().unwrap();
+        }
+    }
+}
+
 /// The same seed gives the same packets, by whatever way.
 #[test]
 fn equal_seeds_give_equal_networks() {

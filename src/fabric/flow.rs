@@ -20,7 +20,7 @@ use super::store::{Notes, PacketId, Stored};
 use super::switch::{Admission, MarkAt, can_be_marked};
 use super::tap::{Packet, Verdict};
 use super::trace::Fate;
-use super::{Event, Fabric, Tap, as_v6, id as host_id};
+use super::{Event, Fabric, HostId, Tap, as_v6, id as host_id};
 
 impl Fabric {
     /// A packet comes to the near end of a pipe, to enter it after `wait`. Whatever may be wrong with the
@@ -127,7 +127,10 @@ impl Fabric {
                 None => 0,
             },
             Node::Host(h) => {
-                self.hosts[h].priorities.map_or(0, |map| map.of(packet.path.traffic_class))
+                let host = &self.hosts[h];
+                // What it writes into its tags is what it means by it.
+                let map = host.priorities.map(|by_dscp| host.tag.unwrap_or(by_dscp));
+                map.map_or(0, |map| map.of(packet.path.traffic_class))
             }
         }
     }
@@ -143,31 +146,29 @@ impl Fabric {
         let dice = &mut self.pipes[pipe].dice.marks;
         let marks = self.switches[s].marks(priority, queued, MarkAt::Enqueue, |p| chance(dice, p));
         if let Some(marking) = marks
-            && !self.mark_at(pipe, id)
+            && !can_be_marked(self.store.get(id).path.ecn())
             && marking.drop_not_ect
         {
             self.drop_at(pipe, id, Fate::NotMarkable);
             return false;
         }
-        match self.switches[s].admit(&mut self.pipes[via].ingress, priority, frame) {
-            Admission::Stored(xoff) => {
-                if xoff {
-                    self.ask(via, priority, true);
-                }
-                true
-            }
-            Admission::Full => {
-                self.drop_at(pipe, id, Fate::BufferFull);
-                false
-            }
-            Admission::OverShare(xoff) => {
-                if xoff {
-                    self.ask(via, priority, true);
-                }
-                self.drop_at(pipe, id, Fate::OverShare);
-                false
-            }
+        let (xoff, dropped) =
+            match self.switches[s].admit(&mut self.pipes[via].ingress, priority, frame) {
+                Admission::Stored(xoff) => (xoff, None),
+                Admission::Full(xoff) => (xoff, Some(Fate::BufferFull)),
+                Admission::OverShare(xoff) => (xoff, Some(Fate::OverShare)),
+            };
+        if xoff {
+            self.ask(via, priority, true);
         }
+        if let Some(fate) = dropped {
+            self.drop_at(pipe, id, fate);
+            return false;
+        }
+        if marks.is_some() {
+            self.mark_at(pipe, id);
+        }
+        true
     }
 
     /// A frame has left a switch, or never will: its room is free.
@@ -213,11 +214,21 @@ impl Fabric {
         let p = &mut self.pipes[pipe];
         // What was there before starts at the very fraction of a picosecond at which the line got free.
         let ready = if p.line.free_at() < self.moment { self.moment } else { Moment::ZERO };
-        if !self.start_pause(pipe, ready) {
-            let Some((packet, priority, queued)) = self.pipes[pipe].pop() else { return };
-            self.start(pipe, packet, priority, queued, ready);
+        loop {
+            if !self.start_pause(pipe, ready) {
+                let Some((packet, priority, queued)) = self.pipes[pipe].pop() else { break };
+                self.start(pipe, packet, priority, queued, ready);
+            }
+            let p = &self.pipes[pipe];
+            if p.draining || !p.has_work() {
+                break;
+            }
+            if p.line.free_at() > self.moment {
+                self.await_line(pipe);
+                break;
+            }
+            // It was dropped instead of sent.
         }
-        self.go_on(pipe);
         self.offer_room_to(pipe);
     }
 
@@ -455,6 +466,23 @@ impl Fabric {
         self.hosts[host].counters.count_drop(fate);
         self.trace.record(self.now, fate, self.store.get(id), Instant::FAR_FUTURE);
         self.store.remove(id);
+    }
+
+    /// Whether a host should go on sending: its own end of the cable has room. If not, it is woken when
+    /// half of the queue is free. A host that may queue less than a frame has none, either, while the priority in which
+    /// it sent last is paused.
+    ///
+    /// # Panics
+    /// If `host` is not of this fabric.
+    pub fn has_room(&mut self, host: HostId) -> bool {
+        let has_room = self.uplink_has_room(host.index());
+        self.hosts[host.index()].wants_room = !has_room;
+        has_room
+    }
+
+    /// Whether a host may have more than one frame waiting for its cable.
+    pub(crate) fn queues_frames(&self, host: HostId) -> bool {
+        self.pipes[self.hosts[host.index()].cable].queues_frames()
     }
 
     pub(super) fn uplink_has_room(&self, host: usize) -> bool {

@@ -153,7 +153,7 @@ pub(super) fn frame_len(path: &Path, datagram: usize) -> usize {
 }
 
 /// Bits for which a frame occupies the line.
-fn line_bits(frame: usize) -> u64 {
+pub(super) fn line_bits(frame: usize) -> u64 {
     (frame as u64 + GAP as u64) * 8
 }
 

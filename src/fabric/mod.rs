@@ -199,6 +199,8 @@ pub struct Fabric {
     switches: Vec<Switch>,
     /// Two for each cable: away from the host (between switches: from the first), then back.
     pipes: Vec<Pipe>,
+    /// Switches or cables were added since ways were last looked for.
+    stale: bool,
     /// Paths that were chosen by hand: the pipe out of a switch, for packets from one host to another.
     pins: BTreeMap<(usize, usize, usize), usize>,
     /// Captures of ports.
@@ -259,6 +261,7 @@ impl Fabric {
             hosts: Vec::new(),
             switches: vec![Switch::new(None, 0)],
             pipes: Vec::new(),
+            stale: false,
             pins: BTreeMap::new(),
             port_taps: Vec::new(),
             routes: BTreeMap::new(),
@@ -339,13 +342,14 @@ impl Fabric {
         Ok(&self.hosts[self.index(host)?].addresses)
     }
 
-    /// Replaces a host's cable, for what goes onto it from now on.
+    /// Replaces a host's cable, for what goes onto it from now on. What its NIC may queue stays as it is.
     ///
     /// # Errors
     /// If there is no such host, or a field is out of range.
     pub fn set_link(&mut self, host: HostId, link: Link) -> Result<(), FabricError> {
+        let queue = self.pipes[self.pipe_of(self.index(host)?, Direction::Up)].link.queue;
         self.set_direction(host, Direction::Down, link)?;
-        self.set_direction(host, Direction::Up, link.uplink())
+        self.set_direction(host, Direction::Up, Link { queue, ..link.uplink() })
     }
 
     /// Replaces one way of a host's cable. What is wrong with `link` then acts on that way: a way up that
@@ -447,6 +451,7 @@ impl Fabric {
             self.advance(now);
         }
         self.moment = self.moment.max(self.now.into());
+        self.settle_routes();
         let index = host.index();
         let bytes = &bytes[..t.len.min(bytes.len())];
         let size = t.segment_size.map_or(bytes.len(), usize::from).max(1);
@@ -466,23 +471,6 @@ impl Fabric {
                 ident = ident.wrapping_add(1);
             }
         }
-    }
-
-    /// Whether a host should go on sending: its own end of the cable has room. If not, it is woken when
-    /// half of the queue is free. A host that may queue less than a frame has none, either, while the priority in which
-    /// it sent last is paused.
-    ///
-    /// # Panics
-    /// If `host` is not of this fabric.
-    pub fn has_room(&mut self, host: HostId) -> bool {
-        let has_room = self.uplink_has_room(host.index());
-        self.hosts[host.index()].wants_room = !has_room;
-        has_room
-    }
-
-    /// Whether a host may have more than one frame waiting for its cable.
-    pub(crate) fn queues_frames(&self, host: HostId) -> bool {
-        self.pipes[self.hosts[host.index()].cable].queues_frames()
     }
 
     /// When something happens next; `None`: never, unless somebody sends.
@@ -543,6 +531,7 @@ impl Fabric {
     /// Lets everything happen up to `to` and at `to`, or until a packet is at the switch that the tap must see: says
     /// which, and to which host it goes.
     fn advance_to_tap(&mut self, to: Instant) -> Option<(PacketId, usize)> {
+        self.settle_routes();
         loop {
             if let Some(untold) = self.untold.pop_front() {
                 return Some(untold);

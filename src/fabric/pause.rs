@@ -1,12 +1,13 @@
 //! Priority flow control: frames that ask the other end of a cable to pause, and what they do (IEEE 802.1Qbb).
 //!
 //! A pause frame leaves before all other frames, but after the one that is on the line. It holds for its time, counted
-//! from its arrival; whoever still has too much then asks again, at the latest when half of the time is over. A pause
+//! from its arrival; whoever still has too much then asks again, when half of the time is over (but not more often than
+//! the line can bear: pauses of very few quanta run out before). A pause
 //! of no time ends the one before. The frame that is on the line when a pause arrives is sent to its end.
 
 use crate::time::{Duration, Instant, nanos};
 
-use super::link::later;
+use super::link::{later, line_bits};
 use super::moment::Moment;
 use super::queue::{Held, Node};
 use super::store::PacketId;
@@ -71,6 +72,12 @@ impl Paused {
         (self.mask, self.given_up) = (0, 0);
     }
 
+    /// Priorities that are asked to pause.
+    fn priorities(&self) -> impl Iterator<Item = u8> + use<> {
+        let mask = self.mask;
+        (0..8).filter(move |p| mask & 1 << p != 0)
+    }
+
     pub(super) const fn since(&self, priority: u8) -> Instant {
         self.since[priority as usize]
     }
@@ -101,6 +108,15 @@ impl Fabric {
     }
 }
 
+/// Somebody who is still in need is asked again no more often than in this many times that a pause takes on the line.
+const LEAST_FRAMES: u64 = 4;
+
+/// When a pause is said again: when half of it is over, but not so early that the line would be full of pauses.
+fn refresh_after(quanta: u16, bits_per_s: u64) -> Duration {
+    let frames = (line_bits(PAUSE_FRAME) * LEAST_FRAMES * 1_000_000_000).div_ceil(bits_per_s);
+    (quanta_time(quanta, bits_per_s) / 2).max(Duration::from_nanos(frames.max(1)))
+}
+
 /// Time of so many quanta at this rate.
 fn quanta_time(quanta: u16, bits_per_s: u64) -> Duration {
     Duration::from_nanos(u64::from(quanta) * QUANTUM * 1_000_000_000 / bits_per_s)
@@ -113,9 +129,9 @@ impl Fabric {
         let (quanta, xon) = self.pause_of(pipe);
         if xoff {
             self.pipes[pipe].ingress.xoff |= bit;
-            let half = quanta_time(quanta, self.pipes[pipe].link.bits_per_s) / 2;
+            let after = refresh_after(quanta, self.pipes[pipe].link.bits_per_s);
             let to = u32_of(pipe);
-            self.events.push(self.moment + half, Event::Refresh(to, priority));
+            self.events.push(self.moment + after, Event::Refresh(to, priority));
             self.send_pause(pipe, PauseFrame { priority, quanta });
         } else {
             self.pipes[pipe].ingress.xoff &= !bit;
@@ -148,8 +164,8 @@ impl Fabric {
     fn send_pause(&mut self, pipe: usize, frame: PauseFrame) {
         let back = pipe ^ 1;
         let (quanta, _) = self.pause_of(pipe);
-        let half = quanta_time(quanta, self.pipes[pipe].link.bits_per_s) / 2;
-        let due = (frame.quanta != 0).then(|| self.now + half);
+        let after = refresh_after(quanta, self.pipes[pipe].link.bits_per_s);
+        let due = (frame.quanta != 0).then(|| self.now + after);
         self.pipes[pipe].counters.note_asked(frame, self.now, due);
         if !self.is_pipe_up(back) {
             return;
@@ -198,6 +214,18 @@ impl Fabric {
                 self.watch_at(back, frame.priority, now + watchdog.detect);
             }
         }
+    }
+
+    /// A cable is cut: its pauses are over.
+    pub(super) fn forget_pauses(&mut self, pipe: usize) {
+        let now = self.now;
+        let p = &mut self.pipes[pipe];
+        p.control.clear();
+        for priority in p.paused.priorities() {
+            let lasted = now.saturating_since(p.paused.since(priority));
+            p.counters.count_paused(priority, nanos(lasted));
+        }
+        p.paused.clear();
     }
 
     /// The time of a pause is over, unless it was prolonged.

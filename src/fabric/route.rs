@@ -38,8 +38,16 @@ impl Fabric {
         }
     }
 
+    /// The network was added to: its ways are found before anybody looks for one, and not with each cable.
+    pub(super) fn settle_routes(&mut self) {
+        if self.stale {
+            self.reroute();
+        }
+    }
+
     /// Finds all shortest ways anew: after a cable came, went down or came up.
     pub(super) fn reroute(&mut self) {
+        self.stale = false;
         let n = self.switches.len();
         let mut hops = vec![usize::MAX; n];
         let mut queue = VecDeque::new();
@@ -103,7 +111,8 @@ impl Fabric {
     ///
     /// # Errors
     /// If there is none, or one of them does not exist.
-    pub fn check_way(&self, from: HostId, to: HostId) -> Result<(), FabricError> {
+    pub fn check_way(&mut self, from: HostId, to: HostId) -> Result<(), FabricError> {
+        self.settle_routes();
         let at = |host: HostId| -> Result<_, FabricError> {
             let down = self.pipe_of(self.index(host)?, Direction::Down);
             Ok(self.pipes[down].from)

@@ -363,8 +363,8 @@ pub(super) struct Switch {
 pub(super) enum Admission {
     /// It has room; `true`: the port must be asked to pause.
     Stored(bool),
-    /// The buffer is full.
-    Full,
+    /// The buffer is full. `true`: the port must be asked to pause.
+    Full(bool),
     /// Its port holds too much: a lossless one has used up its headroom. `true`: it must be asked to pause.
     OverShare(bool),
 }
@@ -379,8 +379,8 @@ impl Switch {
         match config.threshold {
             Threshold::Fixed(bytes) => bytes,
             Threshold::Dynamic(alpha) => {
-                let reserved = config.headroom * self.out.len();
-                let free = config.buffer.saturating_sub(reserved + self.used);
+                let reserved = config.headroom.saturating_mul(self.out.len());
+                let free = config.buffer.saturating_sub(reserved.saturating_add(self.used));
                 #[expect(clippy::cast_precision_loss, reason = "bytes of a buffer are below 2^52")]
                 #[expect(clippy::cast_possible_truncation, reason = "saturates")]
                 #[expect(clippy::cast_sign_loss, reason = "alpha is positive")]
@@ -396,12 +396,12 @@ impl Switch {
         let p = usize::from(priority);
         let may_ask = config.is_lossless(priority) && ingress.xoff & 1 << p == 0;
         if self.used + frame > config.buffer {
-            return Admission::Full;
+            return Admission::Full(may_ask);
         }
         let limit = self.threshold(config);
         if ingress.held[p] + frame > limit {
             // Priorities that pause nobody may use what is left over of nobody's headroom alike.
-            if ingress.headroom[p] + frame > config.headroom {
+            if ingress.headroom[p].saturating_add(frame) > config.headroom {
                 return Admission::OverShare(may_ask);
             }
             ingress.headroom[p] += frame;

@@ -105,7 +105,7 @@ impl Fabric {
         let index = self.switches.len();
         let salt = self.seeds.derive("switch", index as u64).u64();
         self.switches.push(Switch::new(Some(config), salt));
-        self.reroute();
+        self.stale = true;
         Ok(SwitchId(u32_of(index)))
     }
 
@@ -132,7 +132,7 @@ impl Fabric {
         self.pipes.push(Pipe::new(link, y, x, &seeds.derive("back", 0)));
         self.manage(pipe, from);
         self.manage(pipe + 1, to);
-        self.reroute();
+        self.stale = true;
         Ok(TrunkId(u32_of(pipe)))
     }
 
@@ -140,7 +140,7 @@ impl Fabric {
     ///
     /// # Errors
     /// The first thing that is wrong.
-    pub fn check(&self) -> Result<(), FabricError> {
+    pub fn check(&mut self) -> Result<(), FabricError> {
         for switch in &self.switches {
             if let Some(config) = &switch.config {
                 config.check(switch.out.len())?;
@@ -182,8 +182,7 @@ impl Fabric {
     /// A pipe is cut: what is on it or waits for it is gone, and so are its pauses.
     pub(super) fn cut(&mut self, pipe: usize) {
         self.pipes[pipe].cut += 1;
-        self.pipes[pipe].control.clear();
-        self.pipes[pipe].paused.clear();
+        self.forget_pauses(pipe);
         self.pipes[pipe].ingress.xoff = 0;
         while let Some((packet, priority)) = self.pipes[pipe].discard() {
             if self.pipes[pipe].managed {

@@ -311,6 +311,8 @@ impl Core {
 
     fn next(&self, now: Instant) -> Instant {
         let engine = match self.engine.next_due() {
+            // What is due to be sent waits for the port.
+            _ if !self.tx.is_empty() => self.engine.next_timer(),
             (timer, Some(acks)) => timer.into_iter().chain([acks + ACK_SLACK]).min(),
             (timer, None) => timer,
         };

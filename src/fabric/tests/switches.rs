@@ -579,6 +579,90 @@ fn who_queues_nothing_waits_for_the_end_of_a_pause() {
     assert!(net.has_room(a));
 }
 
+/// Pauses of few quanta run out before they are said again, and the line is not full of them.
+#[test]
+fn pauses_of_few_quanta_are_said_again_at_a_bearable_pace() {
+    for (gbits, quanta) in [(40, 1), (400, 1), (800, 2)] {
+        let mut net = Fabric::new(1);
+        let pfc = Some(Pfc { quanta, ..Pfc::default() });
+        let s = net.add_switch(SwitchConfig { pfc, ..SwitchConfig::default() }).unwrap();
+        let link =
+            Link { bits_per_s: gbits * G, delay: Duration::from_micros(1), ..Link::default() };
+        let hosts = [(); 3].map(|()| {
+            let with =
+                Cabling { link, nic_queue: 1, priorities: PriorityMap::default(), tag: None };
+            let host = net.add_host_at(s, &with).unwrap();
+            net.attach(host, ip(host)).unwrap();
+            host
+        });
+        let mut play = Play::new(net);
+        play.flow(hosts[0], hosts[2], 26 << 2);
+        play.flow(hosts[1], hosts[2], 26 << 2);
+        play.run_to(Instant::ZERO + Duration::from_micros(200));
+        let port = play.net.port_to(hosts[0]).unwrap();
+        let pauses = play.net.port_counters(port).unwrap().tx_pause[3];
+        // A pause takes 84 bytes of the line.
+        let most = 200_000 * gbits / (84 * 8) / 4;
+        assert!(pauses > 10 && pauses <= most, "{gbits} Gbit/s, {quanta}: {pauses} of {most}");
+    }
+}
+
+/// A host means by its packets what it writes into their tags, and pauses what its switch asks it to pause.
+#[test]
+fn who_tags_pauses_by_its_tags() {
+    let mut net = Fabric::new(1);
+    let config = SwitchConfig { trust: Trust::Pcp, ..SwitchConfig::default() };
+    let s = net.add_switch(config).unwrap();
+    let link = Link { bits_per_s: 40 * G, delay: Duration::from_micros(1), ..Link::default() };
+    let tag = Some(PriorityMap::all(5).unwrap());
+    let hosts = [(); 3].map(|()| {
+        let with = Cabling { link, nic_queue: 1, priorities: PriorityMap::default(), tag };
+        let host = net.add_host_at(s, &with).unwrap();
+        net.attach(host, ip(host)).unwrap();
+        host
+    });
+    let mut play = Play::new(net);
+    // By its DSCP it would be of priority 3.
+    play.flow(hosts[0], hosts[2], 26 << 2);
+    play.flow(hosts[1], hosts[2], 26 << 2);
+    play.run_to(Instant::ZERO + ms(1));
+    let port = play.net.port_to(hosts[0]).unwrap();
+    let counters = play.net.port_counters(port).unwrap();
+    assert!(counters.tx_pause[5] > 10, "{counters:?}");
+    assert_eq!(play.net.totals().dropped(), 0);
+}
+
+/// Lossless packets that find the whole buffer full are lost, and their port is asked to pause all the same.
+#[test]
+fn a_full_buffer_asks_for_a_pause() {
+    let config = SwitchConfig {
+        buffer: 300_000,
+        threshold: Threshold::Fixed(170_000),
+        ..SwitchConfig::default()
+    };
+    let mut net = Fabric::new(1);
+    let s = net.add_switch(config).unwrap();
+    let hosts = [(); 5].map(|()| on(&mut net, s));
+    let mut play = Play::new(net);
+    for from in &hosts[..4] {
+        play.flow(*from, hosts[4], 26 << 2);
+    }
+    play.run_to(Instant::ZERO + ms(1));
+    let ports = hosts[..4].iter().map(|h| play.net.port_to(*h).unwrap());
+    let asked: u64 = ports.map(|p| play.net.port_counters(p).unwrap().tx_pause[3]).sum();
+    assert!(play.net.totals().dropped() > 0 && asked > 0, "{asked}");
+}
+
+/// What a NIC may queue is no property of its cable.
+#[test]
+fn another_cable_leaves_the_nic_as_it_is() {
+    let mut net = Fabric::new(1);
+    let s = net.add_switch(SwitchConfig::default()).unwrap();
+    let a = on(&mut net, s);
+    net.set_link(a, Link { loss: 0.5, ..trunk() }).unwrap();
+    assert!(!net.queues_frames(a));
+}
+
 #[test]
 fn headers_alone_take_the_same_time() {
     let run = |carried| {
