@@ -329,7 +329,7 @@ fn apart(chosen: &[Chosen]) -> Result<()> {
         let name = experiment.name();
         if !seen.insert(name.clone()) {
             let what = format!(
-                "--out: {name} is there twice, and each writes into a directory of its name: give a file another `name`"
+                "--out: something else is written to {name} there already: give the experiment another `name`, or run it once"
             );
             return Err(Failure::Usage(what));
         }
