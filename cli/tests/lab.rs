@@ -219,7 +219,7 @@ fn each_experiment_is_written_to_a_place_of_its_own() {
     );
     assert!(dir.path().join("out/x #1%'/page.html").is_file());
     let repeat = text(&said.stdout);
-    let command = repeat.lines().filter_map(|l| l.split_once("Repeat with: ")).last().unwrap().1;
+    let command = repeat.rsplit_once("Repeat with: ").unwrap().1.trim_end();
     let command = command.replacen("softroce", env!("CARGO_BIN_EXE_softroce"), 1);
     let again = Command::new("sh").args(["-c", &command]).output().unwrap();
     assert!(again.status.success() && repeat.ends_with(&format!("{}\n", text(&again.stdout))));

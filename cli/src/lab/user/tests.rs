@@ -456,8 +456,8 @@ fn losses_that_may_be_are_not_for_want_of_headroom() {
     assert!(report.ok() && value(&report, "dropped") > 0.0, "{:#?}", report.rows);
     assert!(report.rows.iter().all(|r| !r.metric.contains("headroom")), "{:#?}", report.rows);
     // Beside such flows those of a lossless priority lose nothing, or what the headroom is too small for.
-    let both = lossy.replace("[switch]", "[switch]\nbuffer = \"2MB\"")
-        + "[[flows]]\nname = \"safe\"\nfrom = [\"h1\", \"h2\"]\nto = \"h0\"\npriority = 4\n";
+    let both = lossy.replace("hosts = 3", "hosts = 5")
+        + "[[flows]]\nname = \"safe\"\nfrom = [\"h3\", \"h4\"]\nto = \"h0\"\npriority = 4\n";
     let report = done(&both, 1);
     assert!(report.ok() && value(&report, "dropped") > 0.0, "{:#?}", report.rows);
     let far = both.replace("mtu = 1024", "mtu = 1024\ndelay = \"20us\"");
