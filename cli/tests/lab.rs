@@ -176,3 +176,51 @@ fn a_number_that_is_not_as_a_file_expects_is_told_by_the_status() {
     assert_eq!(said.status.code(), Some(1), "{}", text(&said.stdout));
     assert!(text(&said.stdout).contains("FAILED: 1 of 3 rows"), "{}", text(&said.stdout));
 }
+
+#[test]
+fn each_experiment_is_written_to_a_place_of_its_own() {
+    let dir = Dir::new("lab-names");
+    let good =
+        "time = \"20us\"\n[network]\nshape = \"pair\"\n[[flows]]\nfrom = \"h0\"\nto = \"h1\"\n";
+    let file = |name: &str, text: &str| {
+        let path = dir.path().join(name);
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(&path, text).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let out = dir.path().join("out");
+    let out = out.to_str().unwrap();
+    let (a, b) = (file("x/a.toml", good), file("y/a.toml", good));
+    let index = file("i.toml", &format!("name = \"index.html\"\n{good}"));
+    let dots = file("...toml", good);
+    let strange = file("say.toml", &good.replace("\"h1\"", "\"\\u001b[31m\\nh1\""));
+    for (args, says) in [
+        (&["run", &a, &b, "--out", out][..], "written to a there already"),
+        (&["run", "e10", "overhead", "--out", out], "written to overhead there already"),
+        (&["run", &a, &index, "--out", out], "written to index.html there already"),
+        (&["run", &dots, "--out", out], "no name for a directory"),
+        // What stands in a file does not act on the terminal.
+        (&["run", &strange], "there is no host \u{fffd}[31m h1"),
+    ] {
+        let said = lab(args);
+        let error = text(&said.stderr);
+        assert_eq!(said.status.code(), Some(2), "{args:?}: {error}");
+        assert!(error.contains(says) && error.lines().count() == 1, "{args:?}: {error}");
+    }
+    assert!(!dir.path().join("out").exists());
+    // Without files they are in nobody's way, and any name of a file can be linked and repeated.
+    assert!(lab(&["run", &a, &b]).status.success());
+    let odd = file("x #1%'.toml", good);
+    let said = lab(&["run", &a, &odd, "--out", out]);
+    assert!(said.status.success(), "{}", text(&said.stderr));
+    let page = fs::read_to_string(dir.path().join("out/index.html")).unwrap();
+    assert!(
+        page.contains("href=\"x%20%231%25%27/page.html\"") && page.contains("href=\"a/page.html\"")
+    );
+    assert!(dir.path().join("out/x #1%'/page.html").is_file());
+    let repeat = text(&said.stdout);
+    let command = repeat.rsplit_once("Repeat with: ").unwrap().1.trim_end();
+    let command = command.replacen("softroce", env!("CARGO_BIN_EXE_softroce"), 1);
+    let again = Command::new("sh").args(["-c", &command]).output().unwrap();
+    assert!(again.status.success() && repeat.ends_with(&format!("{}\n", text(&again.stdout))));
+}

@@ -219,7 +219,7 @@ pub(super) fn index(reports: &[Report]) -> String {
         let _ = writeln!(
             to,
             "<tr>{mark}<td><a href=\"{}/page.html\">{}</a></td><td>{}</td><td class=\"num\">{good}/{}</td></tr>",
-            escaped(&report.name),
+            in_link(&report.name),
             escaped(&report.title),
             escaped(&report.question),
             report.rows.len()
@@ -228,4 +228,28 @@ pub(super) fn index(reports: &[Report]) -> String {
     to.push_str("</tbody>\n</table>\n");
     to.push_str(TAIL);
     to
+}
+
+/// A name as a part of a link: percent-encoded but for what is never anything else (RFC 3986, section 2.3).
+fn in_link(name: &str) -> String {
+    let mut to = String::new();
+    for byte in name.bytes() {
+        if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+            to.push(char::from(byte));
+        } else {
+            let _ = write!(to, "%{byte:02X}");
+        }
+    }
+    to
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_link;
+
+    #[test]
+    fn links_are_percent_encoded() {
+        assert_eq!(in_link("parking-lot_1.0~"), "parking-lot_1.0~");
+        assert_eq!(in_link("x #1%?\"é"), "x%20%231%25%3F%22%C3%A9");
+    }
 }

@@ -7,6 +7,7 @@
 //! *Rules.* A seed gives the same rows to the last digit. An experiment whose numbers are not as expected is no
 //! error: the exit status says so, and the row why it may be.
 
+use std::collections::BTreeSet;
 use std::fmt;
 use std::fs;
 use std::io;
@@ -241,7 +242,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Err(Failure::Usage(what)) => (what, BAD_INPUT),
         Err(Failure::Run(what)) => (what, 1),
     };
-    complain(format_args!("lab: {what}"));
+    // It may repeat what stands in a file.
+    complain(format_args!("lab: {}", report::harmless(&what)));
     ExitCode::from(status)
 }
 
@@ -320,10 +322,28 @@ fn named(name: &str) -> Result<Vec<&'static dyn Experiment>> {
     }
 }
 
+/// Whether each may have a directory of its own beside the index.
+fn apart(chosen: &[Chosen]) -> Result<()> {
+    let mut seen = BTreeSet::from(["index.html".to_owned(), "result.json".to_owned()]);
+    for experiment in chosen {
+        let name = experiment.name();
+        if !seen.insert(name.clone()) {
+            let what = format!(
+                "--out: something else is written to {name} there already: give the experiment another `name`, or run it once"
+            );
+            return Err(Failure::Usage(what));
+        }
+    }
+    Ok(())
+}
+
 fn run_all(args: &RunArgs) -> Result<ExitCode> {
     let chosen = chosen(&args.names)?;
     let several = chosen.len() > 1;
     if let Some(out) = &args.out {
+        if several {
+            apart(&chosen)?;
+        }
         // Better now than after minutes.
         written(out, fs::create_dir_all(out))?;
     }
@@ -392,7 +412,6 @@ fn written(path: &Path, how: io::Result<()>) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn experiments_have_names_of_their_own() {

@@ -207,7 +207,8 @@ impl Row {
 
     /// A number of which nothing is expected but that it is one.
     pub(crate) fn plain(metric: impl Into<String>, unit: &'static str, value: f64) -> Self {
-        Self { source: Source::Nothing, ..Self::new(metric, unit, value, true) }
+        let expected = if value.is_finite() { String::new() } else { "a number".into() };
+        Self { expected, source: Source::Nothing, ..Self::new(metric, unit, value, true) }
     }
 
     /// Where the expected value comes from. Without this: [`Source::Theory`], for counts [`Source::Exact`].
@@ -321,7 +322,7 @@ impl Report {
     /// The command that gives the same result.
     pub(crate) fn command(&self) -> String {
         let short = if self.short { " --short" } else { "" };
-        let what = self.argument.as_deref().unwrap_or(&self.name);
+        let what = quoted(self.argument.as_deref().unwrap_or(&self.name));
         format!("softroce lab run {what} --seed {}{short}", self.seed)
     }
 
@@ -374,6 +375,43 @@ impl Report {
         };
         writeln!(out, "\n{verdict}. Repeat with: {}", self.command())
     }
+}
+
+/// A word for a shell: as it is, or quoted where that means something to the shell or the terminal.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_.,:/+@%=".contains(c);
+    if !word.is_empty() && !word.starts_with('-') && word.chars().all(is_plain) {
+        return word.into();
+    }
+    // What begins with a dash would be taken for an option.
+    let here = if word.starts_with('-') { "./" } else { "" };
+    if !word.contains(char::is_control) {
+        return format!("'{here}{}'", word.replace('\'', r"'\''"));
+    }
+    let mut to = format!("$'{here}");
+    for c in word.chars() {
+        let mut bytes = [0; 4];
+        match c {
+            '\\' | '\'' => to.extend(['\\', c]),
+            c if c.is_control() => {
+                // In three digits, so that what follows cannot belong to it.
+                let bytes = c.encode_utf8(&mut bytes).bytes();
+                bytes.for_each(|b| to.push_str(&format!("\\{b:03o}")));
+            }
+            c => to.push(c),
+        }
+    }
+    to + "'"
+}
+
+/// What may be shown on a terminal: without what moves its cursor, changes its colours or begins a line.
+pub(super) fn harmless(text: &str) -> String {
+    let shown = |c: char| match c {
+        '\n' | '\r' | '\t' => ' ',
+        c if c.is_control() => char::REPLACEMENT_CHARACTER,
+        c => c,
+    };
+    text.chars().map(shown).collect()
 }
 
 #[cfg(test)]
@@ -468,6 +506,36 @@ mod tests {
             out.contains("FAILED: 1 of 2 rows. Repeat with: softroce lab run e0 --seed 7 --short"),
             "{out}"
         );
+    }
+
+    #[test]
+    fn the_command_is_one_for_a_shell() {
+        for (word, said) in [
+            ("a/b-1.toml", "a/b-1.toml"),
+            ("x #1%.toml", "'x #1%.toml'"),
+            ("it's.toml", r"'it'\''s.toml'"),
+            ("$(x)`y`.toml", "'$(x)`y`.toml'"),
+            ("-x.toml", "'./-x.toml'"),
+            ("", "''"),
+            ("a\n\u{1b}'\\\u{9b}.toml", r"$'a\012\033\'\\\302\233.toml'"),
+        ] {
+            assert_eq!(quoted(word), said);
+        }
+        let report = Report { argument: Some("a b.toml".into()), ..report(Vec::new()) };
+        assert_eq!(report.command(), "softroce lab run 'a b.toml' --seed 7 --short");
+    }
+
+    #[test]
+    fn nothing_moves_the_cursor() {
+        assert_eq!(harmless("a\nb\u{1b}[31m\u{7f}\u{9b}é"), "a b\u{fffd}[31m\u{fffd}\u{fffd}é");
+    }
+
+    #[test]
+    fn what_has_no_value_says_what_is_expected() {
+        let row = Row::plain("completion", "us", f64::INFINITY);
+        assert_eq!((row.ok, row.expected.as_str()), (false, "a number"));
+        assert!(serde_json::to_string(&row).unwrap().contains(r#""value":null"#));
+        assert_eq!(Row::plain("completion", "us", 1.0).expected, "");
     }
 
     #[test]

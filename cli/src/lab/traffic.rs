@@ -223,13 +223,35 @@ struct Shared {
     failure: Mutex<Option<String>>,
 }
 
+/// How long messages and packets of a flow are.
+#[derive(Clone, Copy, Debug)]
+struct Sizes {
+    mtu: u64,
+    message: u64,
+    total: u64,
+}
+
+impl Sizes {
+    fn of(spec: &Spec) -> Self {
+        let total = spec.total.map_or(u64::MAX, |bytes| bytes as u64);
+        Self { mtu: spec.mtu.bytes() as u64, message: spec.message as u64, total }
+    }
+
+    /// Bytes of the first packets: the last packet of a message holds what is left of it.
+    fn bytes(self, packets: u64) -> u64 {
+        let each = self.message.div_ceil(self.mtu).max(1);
+        let (whole, begun) = (packets / each, packets % each);
+        (whole * self.message + begun * self.mtu).min(self.total)
+    }
+}
+
 /// A flow.
 #[derive(Debug)]
 pub(crate) struct Flow {
     pub(crate) name: String,
     receiver: QueuePair,
-    mtu: u64,
-    /// The packet that the receiver expected when last asked, and bytes so far.
+    sizes: Sizes,
+    /// The packet that the receiver expected when last asked, and packets so far.
     seen: Cell<(u32, u64)>,
     shared: Arc<Shared>,
 }
@@ -249,8 +271,8 @@ impl Flow {
         let sender = Arc::new(sender);
         let shared = Arc::new(Shared::default());
         let seen = Cell::new((back.psn, 0));
-        let mtu = spec.mtu.bytes() as u64;
-        let flow = Self { name: name.into(), receiver, mtu, seen, shared: Arc::clone(&shared) };
+        let sizes = Sizes::of(spec);
+        let flow = Self { name: name.into(), receiver, sizes, seen, shared: Arc::clone(&shared) };
         let mut source = Source {
             qp: sender,
             memory: Arc::clone(&from.memory),
@@ -285,12 +307,11 @@ impl Flow {
     ///
     /// To be asked before 2^24 more packets have.
     pub(crate) fn received(&self) -> Result<u64> {
-        let (before, bytes) = self.seen.get();
+        let (before, packets) = self.seen.get();
         let expected = self.receiver.query()?.rq_psn.unwrap_or(before);
-        let packets = expected.wrapping_sub(before) % PSNS;
-        let bytes = bytes + u64::from(packets) * self.mtu;
-        self.seen.set((expected, bytes));
-        Ok(bytes)
+        let packets = packets + u64::from(expected.wrapping_sub(before) % PSNS);
+        self.seen.set((expected, packets));
+        Ok(self.sizes.bytes(packets))
     }
 
     /// Bytes of messages that have completed at the sender.
@@ -543,6 +564,44 @@ mod tests {
         let us = sim.now().as_secs_f64() * 1e6;
         near(us, 1027.0 * 4178.0 * 8.0 / 40e3 + 6.0, 0.01);
         assert!(hosts[0].counter("sent_pkts").is_ok() && hosts[0].counter("nothing").is_err());
+    }
+
+    #[test]
+    fn what_has_arrived_is_counted_in_bytes_of_messages() {
+        let of = |message, total| Sizes { mtu: 1024, message, total };
+        for (sizes, packets, bytes) in [
+            (of(64, u64::MAX), 3, 192),
+            (of(1024, u64::MAX), 3, 3072),
+            (of(2500, u64::MAX), 2, 2048),
+            (of(2500, u64::MAX), 3, 2500),
+            (of(2500, u64::MAX), 4, 3524),
+            (of(2500, 2600), 4, 2600),
+            (of(64, 100), 2, 100),
+        ] {
+            assert_eq!(sizes.bytes(packets), bytes, "{packets} of {sizes:?}");
+        }
+    }
+
+    #[test]
+    fn rates_are_those_of_messages_that_are_no_multiple_of_the_mtu() {
+        for (message, total) in [(64, 10_000), (1500, 100_000)] {
+            let sim = Sim::new(1);
+            let hosts = sim.hosts::<2>(link()).map(|ctx| Station::with(&ctx, MESSAGE).unwrap());
+            let spec = Spec::new(Mtu::B1024, Duration::ZERO).message(message);
+            let endless = [Flow::start(&sim, "a", &hosts[0], &hosts[1], &spec).unwrap()];
+            let mark = Mark::new(&sim, &endless).unwrap();
+            until(&sim, MS);
+            let (done, here) = (endless[0].completed(), endless[0].received().unwrap());
+            let open = u64::from(OUTSTANDING) * message as u64;
+            assert!((done..=done + open).contains(&here), "{done} {here}");
+            #[expect(clippy::cast_precision_loss, reason = "of bytes in a window")]
+            let gbits = here as f64 * 8.0 / 1e6;
+            near(mark.rates(&sim, &endless).unwrap()[0], gbits, 1e-9);
+            let spec = spec.total(total);
+            let flow = Flow::start(&sim, "b", &hosts[0], &hosts[1], &spec).unwrap();
+            sim.block_on(flow.end());
+            assert_eq!((flow.completed(), flow.received().unwrap()), (total as u64, total as u64));
+        }
     }
 
     #[test]

@@ -1,5 +1,9 @@
 //! What is to be found out, and what it should be.
 
+use std::collections::BTreeSet;
+
+use softroce::sim::{Link, Sim};
+
 use super::super::report::{Row, Source};
 use super::network;
 use super::plan::{Flow, ends};
@@ -96,9 +100,9 @@ pub(super) fn measures(
         let what = what(&section, &name, network, flows)?;
         let measure = Measure {
             what,
-            label: section.maybe("label", |v| v.text().map(String::from))?,
+            label: section.maybe("label", Val::line)?,
             rule: rule(&section, is_count)?,
-            why: section.maybe("why", |v| v.text().map(String::from))?,
+            why: section.maybe("why", Val::line)?,
         };
         section.finish()?;
         measures.push(measure);
@@ -145,7 +149,16 @@ fn what(
             }
             What::BufferPeak(text.into())
         }
-        "counter" => What::Counter(section.need("counter")?.text()?.into()),
+        "counter" => {
+            let counter = section.need("counter")?;
+            let text = counter.text()?;
+            if !counters().contains(text) {
+                return Err(counter.bad(format_args!(
+                    "a device has no counter {text:?}; docs/counters.md says which there are"
+                )));
+            }
+            What::Counter(text.into())
+        }
         other => {
             let count = match other {
                 "pauses" => Count::Pauses,
@@ -163,6 +176,12 @@ fn what(
     })
 }
 
+/// What a device counts, by name.
+fn counters() -> BTreeSet<String> {
+    let host = Sim::new(1).try_host(Link::default());
+    host.and_then(|host| host.counters(1)).map(|all| all.into_keys().collect()).unwrap_or_default()
+}
+
 /// The flows that a measure is of: all of them, if it does not say.
 fn some_flows(section: &Section<'_>, flows: &[Flow]) -> Read<Vec<usize>> {
     let Some(names) = section.get("flows") else { return Ok((0..flows.len()).collect()) };
@@ -175,7 +194,15 @@ fn some_flows(section: &Section<'_>, flows: &[Flow]) -> Read<Vec<usize>> {
         let known = flows.iter().position(|f| f.name == text);
         known.ok_or_else(|| name.bad(format_args!("there is no flow {text}")))
     };
-    list.iter().map(find).collect()
+    let mut all = Vec::new();
+    for name in &list {
+        let flow = find(name)?;
+        if all.contains(&flow) {
+            return Err(name.bad(format_args!("flow {} is there twice", flows[flow].name)));
+        }
+        all.push(flow);
+    }
+    Ok(all)
 }
 
 fn rule(section: &Section<'_>, is_count: bool) -> Read<Rule> {

@@ -16,7 +16,7 @@ use std::ffi::OsStr;
 use std::fs;
 use std::path::Path;
 
-use super::report::Report;
+use super::report::{Report, harmless};
 use super::{Failure, Progress, Result};
 use plan::Plan;
 
@@ -46,7 +46,13 @@ impl Custom {
         let plan = Plan::read(&text).map_err(|bad| Failure::Usage(bad.in_file(file, &text)))?;
         let part = |part: Option<&OsStr>| part.unwrap_or_default().to_string_lossy().into_owned();
         let stem = part(Path::new(file).file_stem());
-        let name = plan.name.clone().unwrap_or(stem);
+        // It becomes the name of a directory.
+        let name = harmless(&plan.name.clone().unwrap_or(stem));
+        if name.is_empty() || name.starts_with('.') || name.contains(['/', '\\']) {
+            return Err(Failure::Usage(format!(
+                "{file}: {name:?} is no name for a directory: give the experiment another `name`"
+            )));
+        }
         Ok(Self { file: file.into(), name, plan })
     }
 

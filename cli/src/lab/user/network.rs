@@ -26,8 +26,15 @@ pub(super) struct Plan {
     switches: Vec<(String, usize, SwitchConfig)>,
     hosts: Vec<(String, usize, String, HostConfig)>,
     cables: Vec<(String, String, usize, Cable)>,
-    /// Of data without a DSCP of its own.
-    priorities: PriorityMap,
+}
+
+/// What the file says of the priorities of a host, where they are not those of its switch.
+#[derive(Clone, Debug, Default)]
+struct Own {
+    /// DSCPs of other priorities.
+    dscp: Vec<(u8, u8)>,
+    /// It writes tags; DSCPs of other priorities there.
+    pcp: Option<Vec<(u8, u8)>>,
 }
 
 impl Plan {
@@ -46,8 +53,8 @@ impl Plan {
         let section = root.section("host")?;
         let mut host = HostConfig { payload: Payload::Elided, ..HostConfig::gbits(1).exact() };
         host.link = link;
-        host.priorities = config.priorities;
-        let host = host_config(&section, &host)?;
+        let mut own = Own::default();
+        let host = host_config(&section, &host, &mut own)?;
         section.finish()?;
         let (shape, topology) = shape(&network, &config, &host, cable)?;
         let here = network.at;
@@ -65,19 +72,20 @@ impl Plan {
             switches: switches.collect(),
             hosts: hosts.collect(),
             cables: cables.collect(),
-            priorities: config.priorities,
         };
         plan.read_switches(root, &config)?;
-        plan.read_hosts(root, &host)?;
+        plan.read_hosts(root, &host, &own)?;
         plan.read_links(root, &cable.link)?;
         plan.check()?;
         Ok(plan)
     }
 
     fn read_switches(&mut self, root: &Section<'_>, usual: &SwitchConfig) -> Read<()> {
+        let mut seen = BTreeSet::new();
         for section in root.sections("switches")? {
             let name = section.need("name")?;
             let text = self.free(&name, |plan, text| plan.has_host(text))?;
+            once(&mut seen, text.clone(), name.at, format_args!("switch {text}"))?;
             let known = self.switches.iter().position(|(n, ..)| *n == text);
             let base = known.map_or(usual, |i| &self.switches[i].2);
             let entry = (text, section.at, switch_config(&section, base, self.mtu)?);
@@ -90,14 +98,19 @@ impl Plan {
         Ok(())
     }
 
-    fn read_hosts(&mut self, root: &Section<'_>, usual: &HostConfig) -> Read<()> {
+    fn read_hosts(&mut self, root: &Section<'_>, usual: &HostConfig, own: &Own) -> Read<()> {
+        let mut seen = BTreeSet::new();
+        let mut owns = BTreeMap::new();
         for section in root.sections("hosts")? {
             let name = section.need("name")?;
             let text = self.free(&name, |plan, text| plan.has_switch(text))?;
+            once(&mut seen, text.clone(), name.at, format_args!("host {text}"))?;
             let known = self.hosts.iter().position(|(n, ..)| *n == text);
             let base = known.map_or(usual, |i| &self.hosts[i].3);
             let link = link(&section, &base.link)?;
-            let config = host_config(&section, &HostConfig { link, ..base.clone() })?;
+            let mut own = own.clone();
+            let config = host_config(&section, &HostConfig { link, ..base.clone() }, &mut own)?;
+            owns.insert(text.clone(), own);
             let on = match (section.get("on"), known) {
                 (None, Some(i)) => self.hosts[i].2.clone(),
                 _ => {
@@ -115,10 +128,18 @@ impl Plan {
             }
             section.finish()?;
         }
+        for (name, _, on, config) in &mut self.hosts {
+            let of_switch =
+                self.switches.iter().find(|(n, ..)| n == on).map(|(.., c)| c.priorities);
+            let own = owns.get(name).unwrap_or(own);
+            config.priorities = mapped(of_switch.unwrap_or_default(), &own.dscp);
+            config.tag = own.pcp.as_ref().map(|others| mapped(config.priorities, others));
+        }
         Ok(())
     }
 
     fn read_links(&mut self, root: &Section<'_>, usual: &Link) -> Read<()> {
+        let mut seen = BTreeSet::new();
         for section in root.sections("links")? {
             let mut ends = Vec::new();
             for key in ["a", "b"] {
@@ -137,6 +158,9 @@ impl Plan {
             if ends[0] == ends[1] {
                 return Err(Bad::new(section.at, "a cable from a switch to itself"));
             }
+            let mut pair = ends.clone();
+            pair.sort_unstable();
+            once(&mut seen, pair, section.at, format_args!("cable {} - {}", ends[0], ends[1]))?;
             let joins =
                 |a: &str, b: &str| (a == ends[0] && b == ends[1]) || (a == ends[1] && b == ends[0]);
             let known = self.cables.iter().position(|(a, b, ..)| joins(a, b));
@@ -215,28 +239,57 @@ impl Plan {
         }
         let on = |host: &str| self.hosts.iter().find(|(n, ..)| n == host).map(|(.., on, _)| on);
         let (Some(first), Some(last)) = (on(from), on(to)) else { return Ok(()) };
-        let mut reached = BTreeSet::from([first.as_str()]);
-        loop {
-            let before = reached.len();
-            for (a, b, ..) in &self.cables {
-                for (x, y) in [(a, b), (b, a)] {
-                    if reached.contains(x.as_str()) {
-                        reached.insert(y);
-                    }
-                }
-            }
-            if reached.contains(last.as_str()) {
-                return Ok(());
-            }
-            if reached.len() == before {
-                return Err(Bad::new(at, format_args!("there is no way from {from} to {to}")));
-            }
+        if self.distances([first.as_str()]).contains_key(last.as_str()) {
+            return Ok(());
         }
+        Err(Bad::new(at, format_args!("there is no way from {from} to {to}")))
     }
 
-    /// The DSCP by which the switches put a packet into a priority.
-    pub(super) fn dscp_of(&self, priority: u8) -> Option<u8> {
-        let is_it = |dscp: &u8| self.priorities.of(dscp << 2) == priority;
+    /// How many cables each switch is from the nearest of some.
+    fn distances<'a>(
+        &'a self,
+        from: impl IntoIterator<Item = &'a str>,
+    ) -> BTreeMap<&'a str, usize> {
+        let mut known: BTreeMap<&str, usize> = from.into_iter().map(|name| (name, 0)).collect();
+        for distance in 1..=self.switches.len() {
+            let next: Vec<&str> = self
+                .cables
+                .iter()
+                .flat_map(|(a, b, ..)| [(a, b), (b, a)])
+                .filter(|(x, y)| {
+                    known.get(x.as_str()) == Some(&(distance - 1))
+                        && !known.contains_key(y.as_str())
+                })
+                .map(|(_, y)| y.as_str())
+                .collect();
+            if next.is_empty() {
+                break;
+            }
+            known.extend(next.into_iter().map(|name| (name, distance)));
+        }
+        known
+    }
+
+    /// The DSCP by which all switches that may lie on the way put a packet into a priority.
+    pub(super) fn dscp_of(&self, from: &str, to: &str, priority: u8) -> Option<u8> {
+        let host = |name: &str| self.hosts.iter().find(|(n, ..)| n == name);
+        let (Some((_, _, first, sender)), Some((_, _, last, _))) = (host(from), host(to)) else {
+            return None;
+        };
+        let [there, back] = [first, last].map(|name| self.distances([name.as_str()]));
+        let whole = there.get(last.as_str())?;
+        let is_between = |name: &str| {
+            there.get(name).zip(back.get(name)).is_some_and(|(there, back)| there + back == *whole)
+        };
+        let between: Vec<_> =
+            self.switches.iter().filter(|(name, ..)| is_between(name)).map(|(.., c)| c).collect();
+        let is_it = |dscp: &u8| {
+            let of = |config: &SwitchConfig| match config.trust {
+                Trust::Dscp => config.priorities.of(dscp << 2),
+                Trust::Pcp => sender.tag.map_or(0, |tag| tag.of(dscp << 2)),
+            };
+            between.iter().all(|config| of(config) == priority)
+        };
         [DSCP].into_iter().chain(0..64).find(is_it)
     }
 
@@ -294,23 +347,18 @@ impl Plan {
 
     /// How far each switch is from the nearest host.
     pub(super) fn heights(&self) -> BTreeMap<&str, usize> {
-        let edge = self.hosts.iter().map(|(_, _, on, _)| (on.as_str(), 0));
-        let mut heights: BTreeMap<&str, usize> = edge.collect();
-        for height in 1..=self.switches.len() {
-            let next: Vec<&str> = self
-                .cables
-                .iter()
-                .flat_map(|(a, b, ..)| [(a, b), (b, a)])
-                .filter(|(x, y)| {
-                    heights.get(x.as_str()) == Some(&(height - 1))
-                        && !heights.contains_key(y.as_str())
-                })
-                .map(|(_, y)| y.as_str())
-                .collect();
-            heights.extend(next.into_iter().map(|name| (name, height)));
-        }
-        heights
+        self.distances(self.hosts.iter().map(|(_, _, on, _)| on.as_str()))
     }
+}
+
+/// Something that a file says once.
+fn once<T: Ord>(
+    seen: &mut BTreeSet<T>,
+    key: T,
+    at: usize,
+    what: impl std::fmt::Display,
+) -> Read<()> {
+    if seen.insert(key) { Ok(()) } else { Err(Bad::new(at, format_args!("{what} is there twice"))) }
 }
 
 fn usual_link() -> Link {
@@ -403,16 +451,19 @@ fn priorities(value: &Val<'_>) -> Read<u8> {
     Ok(bits)
 }
 
-/// A map from DSCPs to priorities: `{ 26 = 3 }` on top of another.
-fn priority_map(value: &Val<'_>, base: PriorityMap) -> Read<PriorityMap> {
-    let mut map = base;
-    for (key, priority) in value.entries()? {
-        let wrong = || priority.bad("the key is not a DSCP, which is 0 to 63");
-        let dscp: u8 = key.parse().map_err(|_| wrong())?;
-        let to = u8::try_from(priority.within(0, 7)?).unwrap_or(7);
-        map = map.with(dscp, to).map_err(|_| wrong())?;
-    }
-    Ok(map)
+/// Priorities of DSCPs: `{ 26 = 3 }`.
+fn priorities_of(value: &Val<'_>) -> Read<Vec<(u8, u8)>> {
+    let one = |(key, priority): (String, Val<'_>)| match key.parse() {
+        Ok(dscp) if dscp < 64 => Ok((dscp, u8::try_from(priority.within(0, 7)?).unwrap_or(7))),
+        _ => Err(priority.bad("the key is not a DSCP, which is 0 to 63")),
+    };
+    value.entries()?.into_iter().map(one).collect()
+}
+
+/// A map, with some DSCPs in other priorities.
+fn mapped(map: PriorityMap, others: &[(u8, u8)]) -> PriorityMap {
+    // Both numbers are in range: whoever read them has looked.
+    others.iter().fold(map, |map, &(dscp, to)| map.with(dscp, to).unwrap_or(map))
 }
 
 fn switch_config(section: &Section<'_>, base: &SwitchConfig, mtu: Mtu) -> Read<SwitchConfig> {
@@ -456,8 +507,8 @@ fn switch_config(section: &Section<'_>, base: &SwitchConfig, mtu: Mtu) -> Read<S
         None => {}
     }
     config.ecn = marking(section, config.ecn)?;
-    config.priorities =
-        section.or("dscp", |v| priority_map(v, config.priorities), config.priorities)?;
+    let others = section.or("dscp", priorities_of, Vec::new())?;
+    config.priorities = mapped(config.priorities, &others);
     let trust = [("dscp", Trust::Dscp), ("pcp", Trust::Pcp)];
     config.trust = section.or("trust", |v| v.word(&trust), config.trust)?;
     config.scheduler.strict = section.or("strict", priorities, config.scheduler.strict)?;
@@ -489,17 +540,8 @@ fn marking(section: &Section<'_>, base: Option<Marking>) -> Read<Option<Marking>
     })?;
     let marked = section.maybe("marked", priorities)?;
     let mut marking = match (&kmin, &kmax, base) {
-        (Some(kmin), Some(kmax), _) => {
-            let red = Marking::red(kmin.bytes()?, kmax.bytes()?, 1.0);
-            if red.kmin > red.kmax {
-                return Err(kmin.bad(format_args!(
-                    "marking begins at {} bytes and is complete at {}: kmin must not be above kmax",
-                    red.kmin, red.kmax
-                )));
-            }
-            red
-        }
-        (None, None, Some(base)) => base,
+        (_, _, Some(base)) => base,
+        (Some(_), Some(_), None) => Marking::red(0, 0, 1.0),
         (None, None, None) => {
             let orphan = pmax.as_ref().map(|v| v.at);
             if orphan.is_some() || at.is_some() || marked.is_some() {
@@ -508,10 +550,21 @@ fn marking(section: &Section<'_>, base: Option<Marking>) -> Read<Option<Marking>
             }
             return Ok(None);
         }
-        (Some(one), None, _) | (None, Some(one), _) => {
+        (Some(one), None, None) | (None, Some(one), None) => {
             return Err(one.bad("`kmin` and `kmax` belong together"));
         }
     };
+    for (value, to) in [(&kmin, &mut marking.kmin), (&kmax, &mut marking.kmax)] {
+        if let Some(value) = value {
+            *to = value.bytes()?;
+        }
+    }
+    if let Some(value) = kmin.or(kmax).filter(|_| marking.kmin > marking.kmax) {
+        return Err(value.bad(format_args!(
+            "marking begins at {} bytes and is complete at {}: kmin must not be above kmax",
+            marking.kmin, marking.kmax
+        )));
+    }
     if let Some(pmax) = pmax {
         marking.pmax = pmax.chance()?;
     }
@@ -520,22 +573,24 @@ fn marking(section: &Section<'_>, base: Option<Marking>) -> Read<Option<Marking>
     Ok(Some(marking))
 }
 
-fn host_config(section: &Section<'_>, base: &HostConfig) -> Read<HostConfig> {
+fn host_config(section: &Section<'_>, base: &HostConfig, own: &mut Own) -> Read<HostConfig> {
     let mut config = base.clone();
-    if section.or("exact", Val::flag, config.exact)? {
-        config = config.exact();
-    } else {
-        let usual = HostConfig::gbits(1);
-        (config.exact, config.nic_queue) = (false, usual.nic_queue);
+    // Who says nothing of it keeps the queue that he has.
+    match section.maybe("exact", Val::flag)? {
+        Some(true) => config = config.exact(),
+        Some(false) => {
+            let usual = HostConfig::gbits(1);
+            (config.exact, config.nic_queue) = (false, usual.nic_queue);
+        }
+        None => {}
     }
     config.nic_queue = section.or("nic_queue", Val::bytes, config.nic_queue)?;
     if let Some(interval) = section.maybe("cnp_interval", Val::time)? {
         config.cnp_interval = Some(interval);
     }
-    config.priorities =
-        section.or("dscp", |v| priority_map(v, config.priorities), config.priorities)?;
-    if let Some(pcp) = section.get("pcp") {
-        config.tag = Some(priority_map(&pcp, config.priorities)?);
+    own.dscp.extend(section.or("dscp", priorities_of, Vec::new())?);
+    if let Some(pcp) = section.maybe("pcp", priorities_of)? {
+        own.pcp = Some(pcp);
     }
     Ok(config)
 }

@@ -70,6 +70,34 @@ pub(super) enum Wrong {
     Loss(String, f64),
 }
 
+impl Fault {
+    /// Whether it is of the same kind and of the same thing, and there is a time in both.
+    fn overlaps(&self, other: &Self) -> bool {
+        let begins_within = |a: &Self, b: &Self| b.until.is_none_or(|until| a.at < until);
+        self.what.is_of_same(&other.what)
+            && begins_within(self, other)
+            && begins_within(other, self)
+    }
+}
+
+impl Wrong {
+    fn is_of_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Link(a, b), Self::Link(c, d)) => (a, b) == (c, d) || (a, b) == (d, c),
+            (Self::Slow(a, _), Self::Slow(b, _)) | (Self::Loss(a, _), Self::Loss(b, _)) => a == b,
+            _ => false,
+        }
+    }
+
+    /// What it happens to.
+    fn thing(&self) -> String {
+        match self {
+            Self::Link(a, b) => format!("the cable {a} - {b}"),
+            Self::Slow(host, _) | Self::Loss(host, _) => format!("host {host}"),
+        }
+    }
+}
+
 impl Plan {
     /// Reads it.
     ///
@@ -79,10 +107,10 @@ impl Plan {
         let table = super::read::parse(text)?;
         let root = Section::root(&table);
         let name = root.maybe("name", |v| v.name())?;
-        let title = root.maybe("title", |v| v.text().map(String::from))?;
-        let question = root.maybe("question", |v| v.text().map(String::from))?;
+        let title = root.maybe("title", Val::line)?;
+        let question = root.maybe("question", Val::line)?;
         let lesson = match root.get("lesson") {
-            Some(text) => text.list().iter().map(|v| Ok(v.text()?.into())).collect::<Read<_>>()?,
+            Some(text) => text.list().iter().map(|v| v.line()).collect::<Read<_>>()?,
             None => Vec::new(),
         };
         let seed = root.or("seed", Val::whole, 1)?;
@@ -140,7 +168,11 @@ fn flows(root: &Section<'_>, network: &network::Plan) -> Read<Vec<Flow>> {
             }
             Err(value.bad(format_args!("there is no host {name}")))
         };
-        let from = section.need("from")?.list();
+        let senders = section.need("from")?;
+        let from = senders.list();
+        if from.is_empty() {
+            return Err(senders.bad("a flow from nobody"));
+        }
         let to = known(&section.need("to")?)?;
         let name = section.maybe("name", |v| v.name())?;
         let all = from.len();
@@ -196,9 +228,11 @@ fn flow(
         (Some(dscp), None) => u8::try_from(dscp.within(0, 63)?).unwrap_or(0),
         (None, Some(priority)) => {
             let of = priority.within(0, 7)?;
-            let dscp = network.dscp_of(u8::try_from(of).unwrap_or(0));
+            let dscp = network.dscp_of(&from, &to, u8::try_from(of).unwrap_or(0));
             dscp.ok_or_else(|| {
-                priority.bad(format_args!("the switches put no DSCP into priority {of}"))
+                priority.bad(format_args!(
+                    "there is no DSCP that all switches on the way put into priority {of}"
+                ))
             })?
         }
         (None, None) => network::DSCP,
@@ -311,7 +345,7 @@ fn timely(config: &mut TimelyConfig, key: &str, value: &Val<'_>) -> Read<()> {
 }
 
 fn faults(root: &Section<'_>, network: &network::Plan, time: Duration) -> Read<Vec<Fault>> {
-    let mut faults = Vec::new();
+    let mut faults: Vec<Fault> = Vec::new();
     for section in root.sections("faults")? {
         let at = section.or("at", Val::time, Duration::ZERO)?;
         let until = section.maybe("until", Val::time)?;
@@ -345,8 +379,17 @@ fn faults(root: &Section<'_>, network: &network::Plan, time: Duration) -> Read<V
                 );
             }
         };
+        let fault = Fault { at, until, what };
+        if let Some(other) = faults.iter().find(|other| other.overlaps(&fault)) {
+            let (thing, from) = (fault.what.thing(), other.at);
+            let end = other.until.map_or_else(|| "for good".into(), |end| format!("until {end:?}"));
+            return Err(Bad::new(
+                section.at,
+                format_args!("{thing} is at fault in this way already, from {from:?} {end}"),
+            ));
+        }
         section.finish()?;
-        faults.push(Fault { at, until, what });
+        faults.push(fault);
     }
     Ok(faults)
 }

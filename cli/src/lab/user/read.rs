@@ -170,12 +170,24 @@ impl<'d> Val<'d> {
         }
     }
 
+    /// A text for people, on one line.
+    pub(super) fn line(&self) -> Read<String> {
+        let text = self.text()?.trim().replace(['\n', '\r', '\t'], " ");
+        if text.contains(char::is_control) {
+            return Err(self.bad("a text has no control characters"));
+        }
+        Ok(text)
+    }
+
     /// A name: something to be called by, in files and tables.
     pub(super) fn name(&self) -> Read<String> {
         let text = self.text()?;
         let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-        if text.is_empty() || text.len() > 40 || !text.chars().all(is_plain) {
-            return Err(self.wrong("a name: up to 40 letters, digits, `-`, `_` and `.`"));
+        let is_long = text.is_empty() || text.len() > 40;
+        if is_long || text.starts_with('.') || !text.chars().all(is_plain) {
+            return Err(self.wrong(
+                "a name: up to 40 letters, digits, `-`, `_` and `.`, which is not the first",
+            ));
         }
         Ok(text.into())
     }
@@ -409,7 +421,13 @@ mod tests {
         assert!(said("a = nan", |s| s.need("a")?.number()).contains("not a number"));
         assert!(said("a = 1.5", |s| s.need("a")?.chance()).contains("not a probability"));
         assert!(said("a = \"0G\"", |s| s.need("a")?.some_rate()).contains("moves nothing"));
-        assert!(said("a = \"a b\"", |s| s.need("a")?.name()).contains("not a name"));
+        for name in ["a b", "a/b", "..", ".a", ""] {
+            let said = said(&format!("a = {name:?}"), |s| s.need("a")?.name());
+            assert!(said.contains("not a name"), "{name}: {said}");
+        }
+        let line = |text: &str| said(&format!("a = {text}"), |s| s.need("a")?.line());
+        assert_eq!(line("\"\"\"\none\ntwo\tthree\n\"\"\""), "\"one two three\"");
+        assert!(line(r#""\u001b[31m""#).contains("no control characters"));
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use softroce::prelude::*;
-use softroce::sim::{Link, PortCounters, Threshold};
+use softroce::sim::{Link, PortCounters, SwitchConfig, Threshold};
 
 use super::super::drawing::Drawing;
 use super::super::net::{Net, pauses};
@@ -118,12 +118,12 @@ fn steps(plan: &Plan) -> Vec<(Duration, Step)> {
                 (Step::Loss(host.clone(), lossy), Step::Loss(host.clone(), usual))
             }
         };
-        steps.push((fault.at, begin));
-        steps.extend(fault.until.map(|until| (until, end)));
+        steps.push((fault.at, true, begin));
+        steps.extend(fault.until.map(|until| (until, false, end)));
     }
-    // Stable: of one moment in the order of the file.
-    steps.sort_by_key(|(at, _)| *at);
-    steps
+    // What ends at a moment does before the next begins there. Stable: of one moment in the order of the file.
+    steps.sort_by_key(|(at, begins, _)| (*at, *begins));
+    steps.into_iter().map(|(at, _, step)| (at, step)).collect()
 }
 
 fn take(net: &Net, plan: &Plan, step: &Step) -> Result<()> {
@@ -164,6 +164,9 @@ fn watch(plan: &Plan, seed: u64, progress: &Progress) -> Result<Seen> {
     let mut rates = Vec::new();
     let [rate_step, queue_step] =
         [RATE_LOOKS, QUEUE_LOOKS].map(|n| (plan.time / n).max(Duration::from_nanos(1)));
+    // A window may be much shorter than the run.
+    let fine_step = ((plan.window.1 - plan.window.0) / RATE_LOOKS).max(Duration::from_nanos(1));
+    let fine_step = fine_step.min(queue_step);
     let (mut next_rate, mut next_queue) = (rate_step, Duration::ZERO);
     loop {
         let now = net.sim().now();
@@ -176,12 +179,14 @@ fn watch(plan: &Plan, seed: u64, progress: &Progress) -> Result<Seen> {
         if let Some(mark) = window.as_ref().filter(|_| rates.is_empty() && now >= plan.window.1) {
             rates = mark.moved(net.sim(), &flows)?;
         }
-        if now >= next_queue {
+        let (begin, end) = plan.window;
+        if now >= next_queue || now == begin || now == end {
             let ms = now.as_secs_f64() * 1e3;
             for ((of, to), seen) in &mut queues {
                 seen.push((ms, queued(&net, of, to)?));
             }
-            next_queue = now + queue_step;
+            let is_inside = (begin..end).contains(&now);
+            next_queue = now + if is_inside { fine_step } else { queue_step };
         }
         if now >= next_rate {
             progress.step(format_args!("{} us", now.as_micros()));
@@ -209,13 +214,12 @@ fn queued(net: &Net, of: &str, to: &str) -> Result<f64> {
     Ok(net.net.queue(of, to)?.iter().sum::<usize>() as f64)
 }
 
-/// Bytes that were waiting on average in the window.
-#[expect(clippy::cast_precision_loss, reason = "of looks")]
+/// Bytes that were waiting on average in the window: straight lines between looks, which were at both its ends.
 fn mean(samples: &[(f64, f64)], window: (Duration, Duration)) -> f64 {
     let (from, to) = (window.0.as_secs_f64() * 1e3, window.1.as_secs_f64() * 1e3);
-    let inside: Vec<f64> =
-        samples.iter().filter(|(at, _)| (from..=to).contains(at)).map(|(_, b)| *b).collect();
-    inside.iter().sum::<f64>() / inside.len() as f64
+    let inside = |pair: &&[(f64, f64)]| from <= pair[0].0 && pair[1].0 <= to;
+    let area = |pair: &[(f64, f64)]| (pair[1].0 - pair[0].0) * f64::midpoint(pair[0].1, pair[1].1);
+    samples.windows(2).filter(inside).map(area).sum::<f64>() / (to - from)
 }
 
 impl Seen {
@@ -233,25 +237,62 @@ impl Seen {
 
     /// What ports have counted.
     fn count(&self, plan: &Plan, count: Count, port: Option<&Port>) -> u64 {
-        let of_port = |(of, to, c): &(String, String, PortCounters)| {
-            if port.is_some_and(|(a, b)| (a, b) != (of, to)) {
-                return 0;
-            }
-            match count {
-                Count::Pauses => pauses(c),
-                Count::Marks => c.ecn_marked,
-                Count::Drops => c.drops(),
-                Count::HeadroomDrops if pauses_at(plan, of) => c.drops_over_share,
-                Count::HeadroomDrops => 0,
-            }
+        let ports = self.ports();
+        let is_asked = |of: &str, to: &str| port.is_none_or(|(a, b)| a == of && b == to);
+        if count == Count::HeadroomDrops {
+            let of_switch = |(name, config): (&str, &SwitchConfig)| {
+                let most = self.headroom_drops(&ports, plan, name, config);
+                let asked = ports.iter().filter(|(of, to, _)| of == name && is_asked(of, to));
+                asked.map(|(.., c)| c.drops_over_share).sum::<u64>().min(most)
+            };
+            return plan.network.switches().map(of_switch).sum();
+        }
+        let of_port = |(_, _, c): &(String, String, PortCounters)| match count {
+            Count::Pauses => pauses(c),
+            Count::Marks => c.ecn_marked,
+            Count::Drops => c.drops(),
+            Count::HeadroomDrops => 0,
         };
-        self.ports().iter().map(of_port).sum()
+        ports.iter().filter(|(of, to, _)| is_asked(of, to)).map(of_port).sum()
+    }
+
+    /// Packets, at most, of those above their port's share in a switch, that should not have been lost.
+    ///
+    /// Ports do not count such packets by priority, but all that come and go: what came to a switch in a priority, did
+    /// not leave and does not wait was dropped. Where priorities of both kinds lost something, and there were other
+    /// reasons too, those are taken for the reasons of the lossless ones as far as they go.
+    fn headroom_drops(
+        &self,
+        ports: &[(String, String, PortCounters)],
+        plan: &Plan,
+        switch: &str,
+        config: &SwitchConfig,
+    ) -> u64 {
+        let Some(pfc) = config.pfc else { return 0 };
+        let (mut lossless, mut lossy, mut others) = (0, 0, 0);
+        for (_, to, c) in ports.iter().filter(|(of, ..)| of == switch) {
+            let waiting = self.net.net.queue(switch, to).unwrap_or_default();
+            others += c.drops() - c.drops_over_share;
+            for (priority, waits) in waiting.into_iter().enumerate() {
+                let is_lossless = pfc.priorities & 1 << priority != 0;
+                let lost = if is_lossless { &mut lossless } else { &mut lossy };
+                *lost += i128::from(c.rx_bytes[priority])
+                    - i128::from(c.tx_bytes[priority])
+                    - waits as i128;
+            }
+        }
+        if lossy <= 0 {
+            return u64::MAX;
+        }
+        let longest = i128::from(longest_frame(plan)).max(1);
+        let lost = (lossless - i128::from(others) * longest).max(0);
+        u64::try_from((lost + longest - 1) / longest).unwrap_or(u64::MAX)
     }
 }
 
-/// Whether a switch asks others to pause.
-fn pauses_at(plan: &Plan, switch: &str) -> bool {
-    plan.network.switches().any(|(name, config)| name == switch && config.pfc.is_some())
+/// Bytes of the longest frame of all flows: a full packet, which may begin a message, with a tag.
+fn longest_frame(plan: &Plan) -> u64 {
+    plan.flows.iter().map(|f| f.mtu.bytes() as u64 + 82).max().unwrap_or(0)
 }
 
 fn unit_of(count: Count) -> (&'static str, &'static str) {
@@ -269,8 +310,13 @@ fn rows(report: &mut Report, plan: &Plan, seen: &Seen, measure: &Measure) -> Res
     let name = |usual: String| measure.label.clone().unwrap_or(usual);
     let mut add = |metric: String, unit: &'static str, value: f64| {
         let row = measure.rule.row(metric, unit, value);
-        report.rows.push(match &measure.why {
-            Some(why) => row.why(why.clone()),
+        // Of what is no number the reason is known.
+        let why = measure
+            .why
+            .clone()
+            .or_else(|| (!value.is_finite()).then(|| missing(&measure.what, plan, seen)));
+        report.rows.push(match why {
+            Some(why) => row.why(why),
             None => row,
         });
     };
@@ -331,6 +377,16 @@ fn rows(report: &mut Report, plan: &Plan, seen: &Seen, measure: &Measure) -> Res
     Ok(())
 }
 
+/// Why there is no number.
+fn missing(what: &What, plan: &Plan, seen: &Seen) -> String {
+    let What::Completion(of) = what else { return "nothing has arrived in the window".into() };
+    let open = of.iter().filter(|&&i| seen.flows[i].ended().is_none());
+    let open: Vec<_> = open.map(|&i| plan.flows[i].name.as_str()).collect();
+    let (first, others) = (open.first().copied().unwrap_or_default(), open.len().saturating_sub(1));
+    let others = if others == 0 { String::new() } else { format!(" (and {others} others)") };
+    format!("flow {first}{others} has not come to its end in {:?}", plan.time)
+}
+
 /// What is told of an experiment that does not say what it wants to know.
 fn unasked(report: &mut Report, plan: &Plan, seen: &Seen) -> Result<()> {
     let all: Vec<usize> = (0..plan.flows.len()).collect();
@@ -388,12 +444,12 @@ fn always(report: &mut Report, plan: &Plan, seen: &Seen) {
 /// Switches whose headroom is smaller than their cables need, what it is, and what it should be: what a line carries in
 /// twice its delay, and two of the longest frames.
 fn headroom(plan: &Plan) -> Vec<(String, usize, u64)> {
-    let longest = plan.flows.iter().map(|f| f.mtu.bytes() as u64 + 82).max().unwrap_or(0);
+    let longest = longest_frame(plan);
     let needs = |link: &Link| {
         let bits = u128::from(link.bits_per_s) * 2 * link.delay.as_nanos() / 1_000_000_000;
         u64::try_from(bits / 8).unwrap_or(u64::MAX).saturating_add(2 * longest)
     };
-    let small = |(name, config): (&str, &softroce::sim::SwitchConfig)| {
+    let small = |(name, config): (&str, &SwitchConfig)| {
         let hosts = plan.network.hosts().filter(|(_, on, _)| *on == name);
         let trunks = plan.network.cables().filter(|(a, b, _)| *a == name || *b == name);
         let links = hosts.map(|(.., h)| h.link).chain(trunks.map(|(.., c)| c.link));

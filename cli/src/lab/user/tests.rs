@@ -1,5 +1,7 @@
 //! Files that are refused, and what a plan comes to.
 
+use softroce::sim::MarkAt;
+
 use super::plan::Plan;
 use super::run;
 use crate::lab::Progress;
@@ -91,6 +93,27 @@ fn what_makes_no_sense_about_a_network_is_refused() {
         (format!("{GOOD}[[hosts]]\nname = \"sw\"\n"), "sw is something else already"),
         (with("\"star\"\nhosts = 3", "\"fat-tree\"\nports = 3"), "an even number of ports"),
         (with("\"star\"\nhosts = 3", "\"explicit\""), "a network has at least two hosts"),
+        (
+            format!("{GOOD}[[hosts]]\nname = \"h1\"\n[[hosts]]\nname = \"h1\"\nrate = \"1G\"\n"),
+            "f.toml:14: host h1 is there twice",
+        ),
+        (
+            format!("{GOOD}[[switches]]\nname = \"sw\"\n[[switches]]\nname = \"sw\"\n"),
+            "f.toml:14: switch sw is there twice",
+        ),
+        (
+            format!(
+                "{GOOD}[[switches]]\nname = \"u\"\n[[links]]\na = \"sw\"\nb = \"u\"\n[[links]]\na = \"u\"\nb = \"sw\"\n"
+            ),
+            "f.toml:16: cable u - sw is there twice",
+        ),
+        (
+            format!(
+                "{}[[switches]]\nname = \"sw\"\nkmin = \"6KB\"\n",
+                switch("kmin = 1\nkmax = 5000")
+            ),
+            "marking begins at 6000 bytes and is complete at 5000",
+        ),
     ] {
         refused(&text, says);
     }
@@ -119,6 +142,21 @@ fn what_makes_no_sense_about_flows_and_faults_is_refused() {
         (with("to = \"h0\"", "to = \"h1\""), "h1 to itself"),
         (with("to = \"h0\"", ""), "f.toml:8: [[flows]]: `to` is missing"),
         (with("\"h1\", \"h2\"", "\"h1\", \"h1\""), "flow h1-h0 is there twice"),
+        (with("[\"h1\", \"h2\"]", "[]"), "f.toml:9: `from`: a flow from nobody"),
+        (
+            with("[\"h1\", \"h2\"]\nto = \"h0\"", "[]\nto = \"h0\"\nsize = 1"),
+            "f.toml:9: `from`: a flow from nobody",
+        ),
+        (format!("name = \"..\"\n{GOOD}"), "f.toml:1: `name` is not a name"),
+        (format!("name = \"a/b\"\n{GOOD}"), "f.toml:1: `name` is not a name"),
+        (format!("title = \"\\u001b[2J\"\n{GOOD}"), "f.toml:1: `title`: a text has no control"),
+        (
+            format!(
+                "{}[[switches]]\nname = \"sw\"\ndscp = {{ 34 = 0, 35 = 0, 36 = 0, 37 = 0, 38 = 0, 39 = 0, 32 = 0, 33 = 0 }}\n",
+                flow("priority = 4")
+            ),
+            "no DSCP that all switches on the way put into priority 4",
+        ),
         (flow("colour = 1"), "f.toml:11: there is no key `colour` in [[flows]]"),
         (flow("size = 0"), "a flow of nothing"),
         (flow("message = \"2GiB\""), "at most 1 GiB"),
@@ -154,6 +192,24 @@ fn what_makes_no_sense_about_flows_and_faults_is_refused() {
         (fault("kind = \"slow\"\nhost = \"sw\"\nrate = 0"), "there is no host sw"),
         (fault("kind = \"slow\"\nhost = \"h0\"\nrate = 0\nbuffer = 5"), "xon <= xoff < buffer"),
         (fault("kind = \"loss\"\nhost = \"h0\"\nprobability = 2"), "2 is not a probability"),
+        (
+            fault(
+                "kind = \"slow\"\nhost = \"h0\"\nrate = 0\n[[faults]]\nkind = \"slow\"\nhost = \"h0\"\nrate = 1\nat = \"10us\"\nuntil = \"20us\"",
+            ),
+            "f.toml:15: host h0 is at fault in this way already, from 0ns for good",
+        ),
+        (
+            fault(
+                "kind = \"link\"\nlink = [\"h1\", \"sw\"]\nat = \"10us\"\nuntil = \"30us\"\n[[faults]]\nkind = \"link\"\nlink = [\"sw\", \"h1\"]\nuntil = \"11us\"",
+            ),
+            "the cable sw - h1 is at fault in this way already, from 10µs until 30µs",
+        ),
+        (
+            fault(
+                "kind = \"loss\"\nhost = \"h0\"\nprobability = 1\n[[faults]]\nkind = \"loss\"\nhost = \"h0\"\nprobability = 0",
+            ),
+            "host h0 is at fault in this way already",
+        ),
     ] {
         refused(&text, says);
     }
@@ -169,6 +225,12 @@ fn what_makes_no_sense_about_measures_is_refused() {
         ),
         ("what = \"rate\"\nflows = \"h3-h0\"", "there is no flow h3-h0"),
         ("what = \"rate\"\nflows = []", "of no flow"),
+        ("what = \"sum\"\nflows = [\"h1-h0\", \"h1-h0\"]", "flow h1-h0 is there twice"),
+        (
+            "what = \"counter\"\ncounter = \"nosuch\"",
+            "f.toml:13: `counter`: a device has no counter \"nosuch\"",
+        ),
+        ("what = \"rate\"\nlabel = \"\\u009b31m\"", "`label`: a text has no control characters"),
         ("what = \"rate\"\nexpected = 1", "a `tolerance` belongs to it"),
         ("what = \"rate\"\ntolerance = 1", "`expected` is missing"),
         ("what = \"rate\"\nexpected = 1\nmin = 1", "not both"),
@@ -299,4 +361,174 @@ fn priorities_weights_and_algorithms() {
         let sum = report.rows.iter().find(|r| r.metric == "sum of rates").unwrap().value;
         assert!(sum > 1.0 && (!cc.starts_with("rate") || (sum - 9.26).abs() < 0.2), "{cc}: {sum}");
     }
+}
+
+#[track_caller]
+fn value(report: &Report, metric: &str) -> f64 {
+    let row = report.rows.iter().find(|r| r.metric == metric);
+    row.unwrap_or_else(|| panic!("no {metric} in {:#?}", report.rows)).value
+}
+
+#[test]
+fn short_messages_move_what_they_hold() {
+    let pair = "time = \"200us\"\n[network]\nshape = \"pair\"\n[[flows]]\nfrom = \"h0\"\nto = \"h1\"\nmessage = 64\n";
+    let rate = value(&done(pair, 1), "rate of h0-h1");
+    // 64 messages of 64 bytes in a round trip: four times a delay of 1 us, and twice the time of a message of 162 bytes
+    // and of an ACK of 86 on the wire.
+    let round = 4000.0 + 2.0 * (162.0 + 86.0) * 8.0 / 40.0;
+    let expected = 64.0 * 64.0 * 8.0 / round;
+    assert!((rate / expected - 1.0).abs() < 0.02, "{rate} instead of {expected}");
+}
+
+#[test]
+fn hosts_know_the_priorities_of_their_switch() {
+    let add = |text: &str| format!("{GOOD}{text}");
+    let of = |text: &str, host: &str, dscp: u8| {
+        let plan = plan(text);
+        let config = plan.network.host(host).unwrap();
+        (config.priorities.of(dscp << 2), config.tag.map(|tag| tag.of(dscp << 2)))
+    };
+    let switch = "[[switches]]\nname = \"sw\"\ndscp = { 26 = 4 }\n";
+    assert_eq!(of(&add(""), "h1", 26), (3, None));
+    assert_eq!(of(&add(switch), "h1", 26), (4, None));
+    // What a host says itself comes on top of that, and tags are by all of it.
+    let hosts = format!(
+        "{switch}[host]\ndscp = {{ 10 = 5 }}\npcp = {{}}\n[[hosts]]\nname = \"h2\"\ndscp = {{ 26 = 2 }}\n"
+    );
+    for (host, dscp, priority) in [("h1", 26, 4), ("h1", 10, 5), ("h2", 26, 2), ("h2", 10, 5)] {
+        assert_eq!(of(&add(&hosts), host, dscp), (priority, Some(priority)), "{host} {dscp}");
+    }
+    let tags = format!("{switch}[host]\npcp = {{ 26 = 5 }}\n");
+    assert_eq!(of(&add(&tags), "h1", 26), (4, Some(5)));
+}
+
+#[test]
+fn a_priority_is_one_of_all_switches_on_the_way() {
+    let text = "time = \"50us\"\n[network]\nshape = \"dumbbell\"\nhosts = 2\n[[switches]]\nname = \"right\"\ndscp = { 24 = 5, 26 = 4 }\n\
+                [[flows]]\nname = \"across\"\nfrom = \"l0\"\nto = \"r0\"\npriority = 3\n\
+                [[flows]]\nname = \"left\"\nfrom = \"l0\"\nto = \"l1\"\npriority = 3\n\
+                [[flows]]\nname = \"right\"\nfrom = \"r0\"\nto = \"r1\"\npriority = 4\n";
+    let dscps: Vec<_> = plan(text).flows.iter().map(|f| f.dscp).collect();
+    assert_eq!(dscps, [25, 26, 26]);
+    // Where switches go by tags, it is what the sender writes into them.
+    let tags = with("xoff", "trust = \"pcp\"\nxoff");
+    let tags = tags.replace("[switch]", "[host]\npcp = { 26 = 5 }\n[switch]") + "priority = 5\n";
+    assert_eq!(plan(&tags).flows[0].dscp, 26);
+}
+
+#[test]
+fn what_is_not_said_again_stays() {
+    let hosts = format!(
+        "{GOOD}[host]\nnic_queue = 5000\n[[hosts]]\nname = \"h1\"\nrate = \"1G\"\n\
+        [[hosts]]\nname = \"h2\"\nexact = false\n"
+    );
+    let plan_of_hosts = plan(&hosts);
+    let queue = |host: &str| plan_of_hosts.network.host(host).map(|h| (h.nic_queue, h.exact));
+    assert_eq!(
+        ["h0", "h1", "h2"].map(queue),
+        [Some((5000, true)), Some((5000, true)), Some((65536, false))]
+    );
+    let socket =
+        format!("{GOOD}[host]\nexact = false\nnic_queue = 5000\n[[hosts]]\nname = \"h1\"\n");
+    assert_eq!(
+        plan(&socket).network.host("h1").map(|h| (h.nic_queue, h.exact)),
+        Some((5000, false))
+    );
+
+    let marks = "kmin = 1000\nkmax = 2000\npmax = 0.1\nmark_at = \"enqueue\"\nmarked = [3]";
+    let marking = |own: &str| {
+        let text = with("xoff", &format!("{marks}\nxoff"));
+        let plan = plan(&format!("{text}[[switches]]\nname = \"sw\"\n{own}\n"));
+        let ecn = plan.network.switches().next().and_then(|(_, config)| config.ecn).unwrap();
+        (ecn.kmin, ecn.kmax, ecn.pmax, ecn.at, ecn.priorities)
+    };
+    let at = MarkAt::Enqueue;
+    assert_eq!(marking(""), (1000, 2000, 0.1, at, 8));
+    assert_eq!(marking("kmin = 3000\nkmax = 4000"), (3000, 4000, 0.1, at, 8));
+    assert_eq!(marking("kmax = 4000"), (1000, 4000, 0.1, at, 8));
+    assert_eq!(marking("pmax = 0.5"), (1000, 2000, 0.5, at, 8));
+}
+
+#[test]
+fn losses_that_may_be_are_not_for_want_of_headroom() {
+    let lossy = with("xoff", "lossless = [4]\nxoff").replace("200us", "500us");
+    let report = done(&lossy, 1);
+    assert!(report.ok() && value(&report, "dropped") > 0.0, "{:#?}", report.rows);
+    assert!(report.rows.iter().all(|r| !r.metric.contains("headroom")), "{:#?}", report.rows);
+    // Beside such flows those of a lossless priority lose nothing, or what the headroom is too small for.
+    let both = lossy.replace("hosts = 3", "hosts = 5")
+        + "[[flows]]\nname = \"safe\"\nfrom = [\"h3\", \"h4\"]\nto = \"h0\"\npriority = 4\n";
+    let report = done(&both, 1);
+    assert!(report.ok() && value(&report, "dropped") > 0.0, "{:#?}", report.rows);
+    let far = both.replace("mtu = 1024", "mtu = 1024\ndelay = \"20us\"");
+    let report = done(&far, 1);
+    let row = report.rows.last().unwrap();
+    assert_eq!((row.metric.as_str(), row.ok), ("dropped, headroom too small", false));
+    let all = value(&report, "dropped");
+    assert!(row.value > 0.0 && row.value < all, "{} of {all}", row.value);
+    // All that a lossless network loses above the shares is, to the packet.
+    let alone = with("mtu = 1024", "mtu = 1024\ndelay = \"20us\"").replace("200us", "500us");
+    let report = done(&alone, 1);
+    assert_eq!(value(&report, "dropped, headroom too small"), value(&report, "dropped"));
+    // By port.
+    let port = |to: &str| {
+        let text =
+            format!("{alone}[[measure]]\nwhat = \"headroom-drops\"\nport = [\"sw\", \"{to}\"]\n");
+        done(&text, 1).rows[0].value
+    };
+    assert!(port("h0") > 0.0);
+    assert_eq!((port("h0"), port("h1")), (value(&report, "dropped"), 0.0));
+}
+
+#[test]
+fn a_short_window_has_a_mean_queue() {
+    let mean = |window: &str| {
+        let text = with("\"200us\"", &format!("\"1ms\"\nwindow = {window}"));
+        let text = format!("{text}[[measure]]\nwhat = \"queue-mean\"\nport = [\"sw\", \"h0\"]\n");
+        let report = done(&text, 1);
+        assert!(report.ok(), "{:#?}", report.rows);
+        report.rows[0].value
+    };
+    let (short, tiny, long) = (
+        mean("[\"500.2us\", \"500.7us\"]"),
+        mean("[\"500ns\", \"501ns\"]"),
+        mean("[\"400us\", \"1ms\"]"),
+    );
+    // Two senders at up to 100 KB each, or somewhat less.
+    assert!(
+        (50_000.0..250_000.0).contains(&short) && (50_000.0..250_000.0).contains(&long),
+        "{short} {long}"
+    );
+    assert!(tiny.abs() < 1e-9, "nothing has arrived yet: {tiny}");
+}
+
+#[test]
+fn one_fault_may_end_when_the_next_begins() {
+    let text = |first: &str, second: &str| {
+        let fault = |lines: &str| format!("[[faults]]\nkind = \"slow\"\nhost = \"h1\"\n{lines}\n");
+        let head = "time = \"3ms\"\nwindow = [\"2ms\", \"3ms\"]\n[network]\nshape = \"pair\"\n[[flows]]\nfrom = \"h0\"\nto = \"h1\"\n";
+        format!("{head}{}{}", fault(first), fault(second))
+    };
+    let (one, two) = ("rate = 0\nuntil = \"1ms\"", "rate = \"4G\"\nat = \"1ms\"");
+    // Whichever stands first in the file.
+    for text in [text(one, two), text(two, one)] {
+        let rate = value(&done(&text, 1), "rate of h0-h1");
+        assert!((rate / 3.703 - 1.0).abs() < 0.05, "{rate}");
+    }
+}
+
+#[test]
+fn what_has_not_ended_says_so() {
+    let text = with("to = \"h0\"", "to = \"h0\"\nsize = \"64MB\"");
+    let text = format!(
+        "{text}[[measure]]\nwhat = \"completion\"\n[[measure]]\nwhat = \"completion\"\nflows = \"h2-h0\"\nmax = 1e9\nwhy = \"mine\"\n"
+    );
+    let report = done(&text, 1);
+    let said: Vec<_> = report
+        .rows
+        .iter()
+        .map(|r| (r.ok, r.expected.as_str(), r.why.as_deref().unwrap_or_default()))
+        .collect();
+    let why = "flow h1-h0 (and 1 others) has not come to its end in 200µs";
+    assert_eq!(said, [(false, "a number", why), (false, "≤ 1000000000", "mine")]);
 }
