@@ -21,6 +21,8 @@ use crate::wire::num::Psn;
 
 /// A sequence NAK that comes so long after a retry began is not a copy of the one that began it: the responder has
 /// seen packets behind the gap again. Ours says so after a millisecond ([`renak_after`]); Linux and the standard never.
+/// But what was sent before the retry shows it the gap, too, for a round trip, which may be longer: so the time doubles
+/// with each retry until there is progress.
 ///
 /// [`renak_after`]: crate::engine::EngineConfig::renak_after
 const ASKED_AGAIN: Duration = Duration::from_micros(500);
@@ -30,9 +32,10 @@ impl Qp {
     /// is part. The queue pair fails when there were too many.
     pub(super) fn retry(&mut self, c: &mut Common, loss: Loss) -> bool {
         // One loss shows in many packets; only a timeout says that the retry itself was lost, or a responder that
-        // asks again when the first answer should long be there.
-        let asked_again =
-            loss == Loss::SequenceNak && c.now.saturating_since(self.req.went_back) >= ASKED_AGAIN;
+        // asks again when the first answer should long be there. To be asked is a sign of life: of that nobody dies.
+        let asked_again = loss == Loss::SequenceNak
+            && self.req.retries_left > 0
+            && c.now.saturating_since(self.req.went_back) >= self.asked_again();
         // A responder that begins anew says so once each time, and is no nearer to being lost.
         let begins_anew = loss == Loss::SequenceNak && self.set.recovery == Recovery::GoBack0;
         let part_of_it = self.req.retrying && loss != Loss::Timeout && !asked_again && !begins_anew;
@@ -64,6 +67,12 @@ impl Qp {
         }
         self.go_back(c);
         true
+    }
+
+    /// How long after a retry began another sequence NAK asks for one more.
+    fn asked_again(&self) -> Duration {
+        let tried = self.set.retry_cnt.saturating_sub(self.req.retries_left);
+        ASKED_AGAIN * (1 << tried.saturating_sub(1))
     }
 
     /// Go-back-0: nothing of the oldest message is acknowledged. (Of a READ, what has arrived is there.)

@@ -76,6 +76,36 @@ fn sequence_naks_and_timeouts_share_the_retries() {
     assert_eq!(s.results(), [(1, RetryExc)]);
 }
 
+/// The responder asks again each millisecond as long as what was sent before the retry arrives behind the gap.
+#[test]
+fn to_be_asked_again_for_a_long_round_trip_does_not_kill() {
+    for (retries, gone_back) in [(7, &[0, 1, 2, 4, 8, 16, 32][..]), (3, &[0, 1, 2]), (1, &[0])] {
+        let mut s = Script::with(&Setup { timeout: 14, retry_cnt: retries, ..Setup::default() });
+        s.post(SendOp::Write, 1, 8);
+        s.sent();
+        let mut again = Vec::new();
+        for ms in 0..60 {
+            s.recv(ack(SQ, 0x60));
+            again.extend(s.sent().iter().map(|_| ms));
+            s.wait(Duration::from_millis(1));
+        }
+        assert_eq!((&again[..], s.results()), (gone_back, vec![]), "retry_cnt {retries}");
+        assert_eq!(s.state(), QpState::Rts);
+        // Progress begins to count anew.
+        s.recv(ack(SQ, 0x1f));
+        assert_eq!(s.results(), [(1, Success)]);
+        s.post(SendOp::Write, 2, 8);
+        s.recv(ack(SQ + 1, 0x60));
+        assert_eq!(s.sent().len(), 2);
+        s.wait(Duration::from_millis(1));
+        s.recv(ack(SQ + 1, 0x60));
+        assert_eq!(s.sent().len(), usize::from(retries > 1));
+        // What ends it is silence.
+        s.wait(timeout(14) * 9);
+        assert_eq!(s.results(), [(2, RetryExc)]);
+    }
+}
+
 #[test]
 fn a_timeout_goes_back_to_the_oldest_packet() {
     let mut s = Script::with(&Setup { timeout: 8, ..Setup::default() });
