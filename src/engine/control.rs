@@ -302,7 +302,8 @@ impl Engine {
     }
 
     /// Tells how a queue pair would recover from losses, and its peer: it does so if both would. Before the transition to
-    /// RTR.
+    /// RTR. After one to RESET, nothing is known of a peer; what the queue pair would do stays, and what a peer says that
+    /// has heard of it is understood.
     ///
     /// # Errors
     /// `EINVAL`: the queue pair is gone. `EOPNOTSUPP`: it is not RC, and has no choice.

@@ -1,7 +1,7 @@
 //! Selective repeat: after a loss only what is missing is sent again.
 //!
 //! *Negotiated.* Only between two ends that were both told of it before RTR; nothing of it is ever sent to others, who get
-//! go-back-N as ever. If only one was told, what it says is understood as a sequence NAK.
+//! go-back-N as ever. If only one was told, what it says is understood as a sequence NAK by who has offered it.
 //!
 //! *Responder.* A request ahead of a gap is held, and executed when the gap has closed: nothing is executed out of order, so
 //! all rules of RC stay. (To place a WRITE's packets at once, each would need a RETH of its own.) Held are at most
