@@ -186,6 +186,30 @@ fn of_many_losses_each_is_repeated_once() {
     assert!(lose(&mut told(&setup(), [false; 2])) > 100, "go-back-N");
 }
 
+/// As a real port does, which empties its socket before it sends.
+#[test]
+fn of_a_window_that_comes_in_at_once_only_what_is_missing_is_repeated() {
+    // All reports in one batch, or each in one of its own.
+    for room in [1 << 16, 40] {
+        let mut p = told(&setup(), [true; 2]);
+        p.lose(1, "RC_WRITE_MIDDLE", 20);
+        let data = p.fill(0, 0, 250 << 10, 4);
+        p.post_on(0, 1, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 250 << 10)]);
+        p.deliver_without_sending();
+        p.room = room;
+        p.pump(1);
+        p.room = 1 << 16;
+        let reports = p.log.iter().filter(|f| f.syndrome == Some(0x7f)).count();
+        assert_eq!(reports, 4, "228 packets are held, 64 to a report");
+        p.run();
+        assert_eq!(p.results(0), [(1, Success)]);
+        assert!(p.bytes(1, 0, 250 << 10) == data);
+        assert_eq!(p.counter(0, C::RetransmittedPkts), 1);
+        assert_eq!(p.counter(0, C::LocalAckTimeoutErr), 0);
+        p.assert_quiet();
+    }
+}
+
 #[test]
 fn a_repeat_that_is_lost_too_waits_for_the_timeout() {
     let mut p = told(&Setup { timeout: 8, ..setup() }, [true; 2]);
