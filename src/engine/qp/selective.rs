@@ -409,9 +409,9 @@ impl Qp {
             let built = self.build(c, batch, &plan, size);
             (self.req.cur, self.req.cur_packet) = here;
             if built.is_err() {
-                self.clear_board();
+                // What is missing of it, and of those behind it, stays so.
                 self.fail_locally(c, at.0, WcStatus::LocProt);
-                break;
+                continue;
             }
             c.observe(|| plan.gathered(self.qpn));
             c.count(Counter::RetransmittedPkts);
@@ -441,10 +441,12 @@ impl Qp {
         None
     }
 
-    /// The packet with this PSN, of a request under way, and where it is in the send queue.
+    /// The packet with this PSN, of a request under way, and where it is in the send queue. Behind one that failed here
+    /// nothing is sent again.
     fn packet_at(&mut self, psn: Psn) -> Option<(Plan, (u32, u32))> {
         let mut index = self.req.una;
-        while index != self.req.fresh {
+        let end = self.req.failed.map_or(self.req.fresh, |(failed, _)| failed);
+        while index != end {
             let track = self.req.track(index);
             let packet = steps(track.first, psn);
             if packet < track.packets {
