@@ -272,7 +272,12 @@ impl Qp {
             let Some(packet) = packet.filter(|_| self.is_reachable()) else { break };
             self.handle_request(c, &packet);
             if self.resp.epsn == from {
-                held.refuse();
+                // A receiver that is not ready waits for all of it anew; what found no place is as good as lost, alone.
+                if self.resp.naked.is_some() {
+                    held.refuse();
+                } else {
+                    held.forget(from, 1);
+                }
                 break;
             }
         }
@@ -282,6 +287,11 @@ impl Qp {
             self.resp.ack = Ack::Nak(self.resp.epsn, REPORT);
         }
         self.resp.held = Some(held);
+    }
+
+    /// Whether something behind a gap is held.
+    pub(super) fn has_held(&self) -> bool {
+        self.resp.held.as_ref().is_some_and(|held| held.count > 0)
     }
 
     /// The expected request was refused: what is behind it comes again.
