@@ -425,6 +425,8 @@ impl Qp {
             }
             c.observe(|| plan.gathered(self.qpn));
             c.count(Counter::RetransmittedPkts);
+            // Whatever is under way is answered after this.
+            self.req.forget_probes();
             self.budget[REQUESTS] -= 1;
             self.pace(c, size + self.path.header_len());
             self.ack_follows = true;

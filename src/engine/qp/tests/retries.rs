@@ -1,13 +1,16 @@
 //! Timeouts, retries, waits for a receiver: when, from where, how often.
 
+use std::sync::Mutex;
+
 use super::script::{RQ, SQ, Script, ack, pkt};
+use crate::engine::cc::{AckInfo, CongestionControl};
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus::{self, LocProt, RetryExc, RnrRetryExc, Success, WrFlush};
 use crate::engine::tests::pair::Setup;
 use crate::mem::Sge;
 use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::wire::num::Lkey;
 
 const WRITE: &str = "WRITE_ONLY 001000 A va=5000 rkey=77 len=8 +8";
@@ -195,6 +198,47 @@ fn a_late_answer_to_a_read_spares_the_second_attempt() {
     s.expect(&["READ_REQUEST 001002 va=5000 rkey=77 len=8"]);
     s.recv(pkt("READ_RESP_ONLY", SQ + 2).syndrome(0x1f).len(8));
     assert_eq!(s.results(), [(3, Success)]);
+}
+
+/// Round trips that the algorithm was told of, with each ACK.
+static TOLD: Mutex<Vec<Option<Duration>>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Listener;
+
+impl CongestionControl for Listener {
+    fn on_ack(&mut self, _now: Instant, ack: &AckInfo) {
+        TOLD.lock().unwrap().push(ack.rtt);
+    }
+}
+
+#[test]
+fn what_was_sent_before_a_repeat_is_not_measured() {
+    let cc: fn() -> Box<dyn CongestionControl> = || Box::new(Listener);
+    let mut s = Script::selective(0, RQ, &Setup { cc: Some(cc), ..Setup::default() });
+    // It begins at the PSN that stands where an MSN would: at 1.
+    let report = |bits| pkt("ATOMIC_ACK", 0).syndrome(0x7f).orig(bits);
+    let write = |psn: u32| format!("WRITE_ONLY {psn:06x} A va=5000 rkey=77 len=8 +8");
+    for id in 0..8 {
+        s.post(SendOp::Write, id, 8);
+    }
+    assert_eq!(s.sent().len(), 8);
+    s.recv(report(0b0_0011));
+    s.expect(&[&write(0)]);
+    s.post(SendOp::Write, 8, 8);
+    s.expect(&[&write(8)]);
+    // Packet 4 of the same loss is repeated behind packet 8, whose ACK waits for that.
+    s.wait_us(10);
+    s.recv(report(0b1_0111));
+    s.expect(&[&write(4)]);
+    s.wait_us(90);
+    s.recv(ack(8, 0x1f));
+    assert_eq!(s.results().len(), 9);
+    s.post(SendOp::Write, 9, 8);
+    s.wait_us(5);
+    s.recv(ack(9, 0x1f));
+    let five = Duration::from_micros(5);
+    assert_eq!(*TOLD.lock().unwrap(), [None, Some(five)]);
 }
 
 #[test]
