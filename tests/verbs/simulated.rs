@@ -410,3 +410,17 @@ fn an_end_that_is_brought_up_by_hand_understands_what_its_endpoint_offers() {
         }
     }
 }
+
+#[test]
+fn to_connect_again_in_vain_changes_nothing() {
+    let (_sim, [a, b]) = bad_line([Recovery::GoBack0, Recovery::GoBackN]);
+    let over = || QpAttr::default().path_mtu(Mtu::B1024).timeout(10);
+    a.qp.connect_with(&b.qp.endpoint(), over()).unwrap();
+    b.qp.connect_with(&a.qp.endpoint(), over()).unwrap();
+    let other = QpEndpoint { recovery: Recovery::GoBack0, ..b.qp.endpoint() };
+    let e = a.qp.connect_with(&other, over()).unwrap_err();
+    assert!(matches!(e.cause(), Some(Cause::NoTransition { .. })), "{e}");
+    // It would start messages over, and its peer has never heard of that.
+    writes_arrive(&b, &a);
+    assert!(b.counter("rcvd_seq_err") > 0);
+}
