@@ -302,10 +302,12 @@ impl Engine {
     }
 
     /// Tells how a queue pair would recover from losses, and its peer: it does so if both would. Before the transition to
-    /// RTR.
+    /// RTR. After one to RESET, nothing is known of a peer; what the queue pair would do stays, and what a peer says that
+    /// has heard of it is understood.
     ///
     /// # Errors
-    /// `EINVAL`: the queue pair is gone. `EOPNOTSUPP`: it is not RC, and has no choice.
+    /// `EINVAL`: the queue pair is gone, or in a state from which none leads to RTR. `EOPNOTSUPP`: it is not RC, and has no
+    /// choice.
     pub fn set_recovery(
         &mut self,
         handle: QpHandle,
@@ -315,6 +317,10 @@ impl Engine {
         let qp = self.qps.get(handle).ok_or_else(|| gone("queue pair"))?;
         if ours != Recovery::GoBackN && qp.kind != QpType::Rc {
             return Err(Cause::Unsupported { what: NO_RECOVERY });
+        }
+        if !matches!(qp.state, QpState::Reset | QpState::Init) {
+            let (kind, from) = (qp.kind, qp.state);
+            return Err(Cause::NoTransition { kind, from, to: QpState::Rtr });
         }
         qp.set.offers = ours;
         qp.set.recovery = Recovery::agreed(ours, theirs);

@@ -181,8 +181,8 @@ impl QueuePair {
         }
         let nic = self.pd.nic();
         nic.control(|engine, _| {
-            engine.set_peer_buffer(self.handle, peer.rx_buffer)?;
-            engine.set_recovery(self.handle, mine.recovery, peer.recovery)
+            engine.set_recovery(self.handle, mine.recovery, peer.recovery)?;
+            engine.set_peer_buffer(self.handle, peer.rx_buffer)
         })
         .of("ibv_modify_qp")?;
         let ah = AhAttr { sgid_index: self.gid_index, port: self.port, ..peer.ah() };

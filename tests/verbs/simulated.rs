@@ -354,3 +354,73 @@ fn simulations_side_by_side_do_not_know_each_other() {
         }
     });
 }
+
+/// A line on which one of two hundred packets is lost, and two ends that would recover so.
+fn bad_line(recovery: [Recovery; 2]) -> (Sim, [Side; 2]) {
+    let sim = Sim::new(5);
+    let hosts = sim.hosts(Link { loss: 0.005, ..Link::default() });
+    let [x, y] = recovery;
+    let [a, b] = hosts.each_ref();
+    let sides = [
+        Side::with(a, |builder| builder.recovery(x)),
+        Side::with(b, |builder| builder.recovery(y)),
+    ];
+    (sim, sides)
+}
+
+/// Messages long enough to be acknowledged in their middle.
+fn writes_arrive(from: &Side, to: &Side) {
+    let (src, dst) = (from.memory(200 << 10), to.memory(200 << 10));
+    for id in 0..20 {
+        from.post(SendWr::write(id, src.sge(..), dst.remote()));
+    }
+    for _ in 0..20 {
+        from.sent().ok().unwrap();
+    }
+}
+
+#[test]
+fn an_end_that_is_brought_up_by_hand_understands_what_its_endpoint_offers() {
+    let at_1024 = || QpAttr::default().path_mtu(Mtu::B1024);
+    for recovery in [Recovery::Selective, Recovery::GoBack0] {
+        let (_sim, [a, b]) = bad_line([recovery; 2]);
+        for life in 0..2 {
+            if life > 0 {
+                for side in [&a, &b] {
+                    side.qp.modify(&QpAttr::to(QpState::Reset)).unwrap();
+                }
+                let init = QpAttr::to(QpState::Init).port(1).pkey_index(0).access(Access::REMOTE);
+                b.qp.modify(&init).unwrap();
+            }
+            let (mine, theirs) = (b.qp.endpoint(), a.qp.endpoint());
+            a.qp.connect_with(&mine, at_1024()).unwrap();
+            let rtr = QpAttr::to(QpState::Rtr)
+                .ah(theirs.ah())
+                .path_mtu(Mtu::B1024)
+                .dest_qpn(theirs.qpn)
+                .rq_psn(theirs.psn)
+                .max_dest_rd_atomic(1)
+                .min_rnr_timer(12);
+            b.qp.modify(&rtr).unwrap();
+            let rts = QpAttr::to(QpState::Rts).sq_psn(mine.psn);
+            b.qp.modify(&rts.timeout(10).retry_cnt(7).rnr_retry(7).max_rd_atomic(1)).unwrap();
+            writes_arrive(&b, &a);
+            assert!(b.counter("rcvd_seq_err") > 0, "{recovery:?}");
+            assert_eq!(a.counter("held_requests") > 0, recovery == Recovery::Selective);
+        }
+    }
+}
+
+#[test]
+fn to_connect_again_in_vain_changes_nothing() {
+    let (_sim, [a, b]) = bad_line([Recovery::GoBack0, Recovery::GoBackN]);
+    let over = || QpAttr::default().path_mtu(Mtu::B1024).timeout(10);
+    a.qp.connect_with(&b.qp.endpoint(), over()).unwrap();
+    b.qp.connect_with(&a.qp.endpoint(), over()).unwrap();
+    let other = QpEndpoint { recovery: Recovery::GoBack0, ..b.qp.endpoint() };
+    let e = a.qp.connect_with(&other, over()).unwrap_err();
+    assert!(matches!(e.cause(), Some(Cause::NoTransition { .. })), "{e}");
+    // It would start messages over, and its peer has never heard of that.
+    writes_arrive(&b, &a);
+    assert!(b.counter("rcvd_seq_err") > 0);
+}

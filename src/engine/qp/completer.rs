@@ -69,7 +69,7 @@ impl Qp {
                 (Operation::Acknowledge, Some(Syndrome::Nak(NakCode::SequenceError)))
                     if self.starts_anew(psn) =>
                 {
-                    self.retry(c, Loss::SequenceNak);
+                    self.start_anew(c);
                 }
                 _ if psn.distance_from(before) < 0 => c.count(Counter::DropGhostResponse),
                 _ => c.count(Counter::DropUnsentResponse),

@@ -97,7 +97,8 @@ impl Qp {
         let now = c.now;
         self.tell(now, |cc| cc.reset(now));
         self.req.start(self.req.una_psn, head);
-        *self.set = Settings::default();
+        // Its peer was told, and may be the next one, too.
+        *self.set = Settings { offers: self.set.offers, ..Settings::default() };
         self.pkey = Pkey::DEFAULT;
     }
 

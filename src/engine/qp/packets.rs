@@ -347,8 +347,8 @@ impl Qp {
             c.counters.count(Counter::RetransmittedPkts);
         } else if let Controller::Custom(custom) = &mut r.cc
             && plan.ack_req
-            // The answer to a READ behind another waits for that one.
-            && (plan.window == TO_PEER || r.rd_out == 0)
+            // What answers it waits behind all answers that are still due.
+            && r.rd_out == 0
         {
             custom.probes.add(plan.psn.offset(1), c.now);
         }

@@ -2,6 +2,7 @@
 //!
 //! *Rules.* Measured is from a packet that asks for an ACK to the ACK that answers this very packet: one that answers a
 //! later packet says nothing of the time between the two. Of a READ or an atomic it is the first packet of the answer.
+//! What is sent while an answer of that kind is still due is not measured: its own waits behind that one.
 //! What was sent twice is not measured, for nobody knows which of the two is answered (Karn and Partridge, SIGCOMM
 //! 1987): a retry forgets all that is under way. Only queue pairs with an algorithm of congestion control measure.
 

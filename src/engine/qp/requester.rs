@@ -292,8 +292,15 @@ impl Qp {
     /// Whether [`send_requests`](Self::send_requests) may find something.
     pub(super) fn may_request(&self) -> bool {
         let end = match (self.state, self.req.failed) {
-            // What is before a request that failed here must still be brought to its end.
-            (QpState::Rts | QpState::Sqd, Some((failed, _))) => failed,
+            // What is before a request that failed here must still be brought to its end. (It may have failed when it was
+            // to be sent again, with others begun behind it.)
+            (QpState::Rts | QpState::Sqd, Some((failed, _))) => {
+                let age = |i: u32| i.wrapping_sub(self.req.una);
+                if age(self.req.cur) >= age(failed) {
+                    return false;
+                }
+                failed
+            }
             (QpState::Rts, None) => self.sq.head(),
             (QpState::Sqd, None) => self.req.fresh,
             _ => return false,

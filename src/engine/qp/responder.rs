@@ -363,11 +363,7 @@ impl Qp {
                         self.gap_closed(c, psn);
                     }
                 }
-                Err(refusal) => {
-                    self.resp.naked = None;
-                    self.refuse(c, psn, refusal);
-                    self.forget_held();
-                }
+                Err(refusal) => self.refuse(c, psn, refusal),
             },
             1.. => self.ahead(c, packet),
             _ => self.duplicate(c, packet),
@@ -674,9 +670,20 @@ impl Qp {
                 self.resp.ack = Ack::Nak(psn, syndrome);
                 let qpn = self.qpn.raw();
                 c.observe(|| NicEvent::Refused { qpn, psn: psn.raw(), syndrome });
+                self.forget_held();
             }
-            Refusal::NoPlace => c.count(Counter::DropFlush),
-            Refusal::Fatal(code, status) => self.die(c, psn, code, status),
+            Refusal::NoPlace => {
+                c.count(Counter::DropFlush);
+                // The gap that it leaves shows at once; if it was there before, what is held behind it waits on.
+                if !self.has_held() {
+                    self.resp.naked = None;
+                }
+            }
+            Refusal::Fatal(code, status) => {
+                self.resp.naked = None;
+                self.die(c, psn, code, status);
+                self.forget_held();
+            }
         }
     }
 

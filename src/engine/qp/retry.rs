@@ -21,6 +21,8 @@ use crate::wire::num::Psn;
 
 /// A sequence NAK that comes so long after a retry began is not a copy of the one that began it: the responder has
 /// seen packets behind the gap again. Ours says so after a millisecond ([`renak_after`]); Linux and the standard never.
+/// But what was sent before the retry shows it the gap, too, for a round trip, which may be longer: so the time doubles
+/// with each retry until there is progress.
 ///
 /// [`renak_after`]: crate::engine::EngineConfig::renak_after
 const ASKED_AGAIN: Duration = Duration::from_micros(500);
@@ -29,12 +31,18 @@ impl Qp {
     /// Starts a retry at the oldest unacknowledged packet. `false`: one is under way, of which this loss
     /// is part. The queue pair fails when there were too many.
     pub(super) fn retry(&mut self, c: &mut Common, loss: Loss) -> bool {
-        // One loss shows in many packets; only a timeout says that the retry itself was lost, or a responder that
-        // asks again when the first answer should long be there.
-        let asked_again =
-            loss == Loss::SequenceNak && c.now.saturating_since(self.req.went_back) >= ASKED_AGAIN;
         // A responder that begins anew says so once each time, and is no nearer to being lost.
         let begins_anew = loss == Loss::SequenceNak && self.set.recovery == Recovery::GoBack0;
+        self.retry_from(c, loss, begins_anew)
+    }
+
+    /// The same; `begins_anew`: the responder expects the oldest message from its first packet on.
+    fn retry_from(&mut self, c: &mut Common, loss: Loss, begins_anew: bool) -> bool {
+        // One loss shows in many packets; only a timeout says that the retry itself was lost, or a responder that
+        // asks again when the first answer should long be there. To be asked is a sign of life: of that nobody dies.
+        let asked_again = loss == Loss::SequenceNak
+            && self.req.retries_left > 0
+            && c.now.saturating_since(self.req.went_back) >= self.asked_again();
         let part_of_it = self.req.retrying && loss != Loss::Timeout && !asked_again && !begins_anew;
         if self.req.rnr_until.is_some() || part_of_it {
             return false;
@@ -44,7 +52,7 @@ impl Qp {
             Loss::ImpliedNak => Counter::ImpliedNakSeqErr,
             Loss::Timeout => Counter::LocalAckTimeoutErr,
         });
-        if self.req.retries_left == 0 {
+        if self.req.retries_left == 0 && !begins_anew {
             c.count(Counter::RetryExceededErr);
             self.fail_oldest(c, WcStatus::RetryExc);
             return true;
@@ -59,11 +67,17 @@ impl Qp {
             let read = self.oldest_is(|op| op == SendOp::Read);
             c.windows.lost(if read { to_us } else { to_peer }, self.unit());
         }
-        if self.set.recovery == Recovery::GoBack0 {
+        if begins_anew || self.set.recovery == Recovery::GoBack0 {
             self.rewind();
         }
         self.go_back(c);
         true
+    }
+
+    /// How long after a retry began another sequence NAK asks for one more.
+    fn asked_again(&self) -> Duration {
+        let tried = self.set.retry_cnt.saturating_sub(self.req.retries_left);
+        ASKED_AGAIN * (1 << tried.saturating_sub(1))
     }
 
     /// Go-back-0: nothing of the oldest message is acknowledged. (Of a READ, what has arrived is there.)
@@ -77,12 +91,21 @@ impl Qp {
         }
     }
 
-    /// Whether a responder that begins a message anew may name this PSN, which was acknowledged.
+    /// Whether a responder that begins a message anew may name this PSN, which was acknowledged. Who offers to recover
+    /// so may have been taken at its word, also where it was never told of that.
     #[cold]
     pub(super) fn starts_anew(&self, psn: Psn) -> bool {
-        self.set.recovery == Recovery::GoBack0
+        self.set.offers == Recovery::GoBack0
             && self.req.una != self.req.fresh
             && psn == self.req.track(self.req.una).first
+    }
+
+    /// It has named it.
+    #[cold]
+    pub(super) fn start_anew(&mut self, c: &mut Common) {
+        if !self.retry_from(c, Loss::SequenceNak, true) {
+            c.count(Counter::DropStaleResponse);
+        }
     }
 
     /// The receiver was not ready: nothing is sent until the time has passed that it asked for. `false`:

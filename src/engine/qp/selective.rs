@@ -1,13 +1,14 @@
 //! Selective repeat: after a loss only what is missing is sent again.
 //!
 //! *Negotiated.* Only between two ends that were both told of it before RTR; nothing of it is ever sent to others, who get
-//! go-back-N as ever. If only one was told, what it says is understood as a sequence NAK.
+//! go-back-N as ever. If only one was told, what it says is understood as a sequence NAK by who has offered it.
 //!
 //! *Responder.* A request ahead of a gap is held, and executed when the gap has closed: nothing is executed out of order, so
 //! all rules of RC stay. (To place a WRITE's packets at once, each would need a RETH of its own.) Held are at most
 //! [`WINDOW`] PSNs, in memory that was set aside; what is beyond is dropped. Each packet held tells the requester what has
 //! arrived: a packet of the form of an atomic acknowledgement with a syndrome that the standard leaves reserved. Its PSN
 //! acknowledges all before it, its MSN field is a PSN, and its word says by bits which of the 64 from there on are held.
+//! Of many packets that came in at once as many reports leave as tell of all of them.
 //! A receiver that is not ready, or an error, throws all away.
 //!
 //! *Requester.* What lies below the newest packet that arrived and did not arrive is sent once more, and again when something
@@ -54,6 +55,8 @@ pub(super) struct Held {
     lens: Box<[u16]>,
     count: u32,
     newest: Psn,
+    /// From the oldest that no report has told yet, to one past the newest such; the same: all are told.
+    untold: (Psn, Psn),
     /// The receiver was not ready: what is ahead comes again anyway.
     refused: bool,
 }
@@ -67,6 +70,7 @@ impl Held {
             lens: vec![0; PLACES].into(),
             count: 0,
             newest: Psn::default(),
+            untold: (Psn::default(), Psn::default()),
             refused: false,
         }
     }
@@ -84,6 +88,12 @@ impl Held {
         if self.count == 0 || psn.distance_from(self.newest) > 0 {
             self.newest = psn;
         }
+        let (from, to) = self.untold;
+        let is_first = from == to;
+        self.untold = (
+            if is_first || psn.distance_from(from) < 0 { psn } else { from },
+            if is_first || psn.distance_from(to) >= 0 { psn.offset(1) } else { to },
+        );
         self.count += 1;
         true
     }
@@ -100,19 +110,41 @@ impl Held {
             let len = &mut self.lens[place(from.offset(n))];
             self.count -= u32::from(std::mem::take(len) > 0);
         }
+        self.told(from.offset(psns));
+    }
+
+    /// Nothing before `upto` is to be told any more.
+    fn told(&mut self, upto: Psn) {
+        let (from, to) = self.untold;
+        if self.count == 0 || upto.distance_from(to) >= 0 {
+            self.untold = (to, to);
+        } else if upto.distance_from(from) > 0 {
+            self.untold = (upto, to);
+        }
+    }
+
+    /// Whether something is held that no report has told.
+    fn has_untold(&self) -> bool {
+        self.untold.0 != self.untold.1
     }
 
     /// The expected request was refused, and all behind it comes again.
     fn refuse(&mut self) {
         self.lens.fill(0);
         self.count = 0;
+        self.untold = (self.newest, self.newest);
         self.refused = true;
     }
 
-    /// Where a report begins that tells of the newest, and which are held from there on.
-    fn report(&self, expected: Psn) -> (Psn, u64) {
-        let far = steps(expected, self.newest).saturating_sub(63).max(1);
+    /// Where a report begins, and which are held from there on: it tells of the newest, and of what came before, again. But
+    /// the oldest that was not told yet comes first, and the others with further reports.
+    fn report(&mut self, expected: Psn) -> (Psn, u64) {
+        let mut far = steps(expected, self.newest).saturating_sub(63).max(1);
+        if self.has_untold() {
+            far = far.min(steps(expected, self.untold.0)).max(1);
+        }
         let base = expected.offset(far);
+        self.told(base.offset(64));
         let held = |n: u32| u64::from(self.lens[place(base.offset(n))] > 0) << n;
         // Beyond the newest nothing is held, and places come round again.
         let most = steps(base, self.newest).min(63);
@@ -240,7 +272,12 @@ impl Qp {
             let Some(packet) = packet.filter(|_| self.is_reachable()) else { break };
             self.handle_request(c, &packet);
             if self.resp.epsn == from {
-                held.refuse();
+                // A receiver that is not ready waits for all of it anew; what found no place is as good as lost, alone.
+                if self.resp.naked.is_some() {
+                    held.refuse();
+                } else {
+                    held.forget(from, 1);
+                }
                 break;
             }
         }
@@ -252,6 +289,11 @@ impl Qp {
         self.resp.held = Some(held);
     }
 
+    /// Whether something behind a gap is held.
+    pub(super) fn has_held(&self) -> bool {
+        self.resp.held.as_ref().is_some_and(|held| held.count > 0)
+    }
+
     /// The expected request was refused: what is behind it comes again.
     pub(super) fn forget_held(&mut self) {
         if let Some(held) = &mut self.resp.held {
@@ -259,10 +301,10 @@ impl Qp {
         }
     }
 
-    /// Sends the report that waits. `false`: no room in the batch.
+    /// Sends the reports that wait: of a packet as of a whole window that came in at once. `false`: no room in the batch.
     #[cold]
     pub(super) fn send_report(&mut self, c: &mut Common, batch: &mut Batch<'_>, psn: Psn) -> bool {
-        if let Some(held) = &self.resp.held {
+        while let Some(held) = &mut self.resp.held {
             let size = PacketBuilder::size(Opcode::RC_ATOMIC_ACK, 0);
             if !batch.takes(&self.path, size) {
                 return false;
@@ -276,6 +318,9 @@ impl Qp {
             let size = c.seal(builder, &ip, false);
             batch.commit(&self.path, size, self.handle.as_u64());
             c.count(Counter::OutOfSeqRequest);
+            if self.resp.held.as_ref().is_none_or(|held| !held.has_untold()) {
+                break;
+            }
         }
         self.resp.ack = Ack::Nothing;
         true
@@ -374,12 +419,14 @@ impl Qp {
             let built = self.build(c, batch, &plan, size);
             (self.req.cur, self.req.cur_packet) = here;
             if built.is_err() {
-                self.clear_board();
+                // What is missing of it, and of those behind it, stays so.
                 self.fail_locally(c, at.0, WcStatus::LocProt);
-                break;
+                continue;
             }
             c.observe(|| plan.gathered(self.qpn));
             c.count(Counter::RetransmittedPkts);
+            // Whatever is under way is answered after this.
+            self.req.forget_probes();
             self.budget[REQUESTS] -= 1;
             self.pace(c, size + self.path.header_len());
             self.ack_follows = true;
@@ -406,10 +453,12 @@ impl Qp {
         None
     }
 
-    /// The packet with this PSN, of a request under way, and where it is in the send queue.
+    /// The packet with this PSN, of a request under way, and where it is in the send queue. Behind one that failed here
+    /// nothing is sent again.
     fn packet_at(&mut self, psn: Psn) -> Option<(Plan, (u32, u32))> {
         let mut index = self.req.una;
-        while index != self.req.fresh {
+        let end = self.req.failed.map_or(self.req.fresh, |(failed, _)| failed);
+        while index != end {
             let track = self.req.track(index);
             let packet = steps(track.first, psn);
             if packet < track.packets {

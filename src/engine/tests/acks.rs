@@ -119,6 +119,13 @@ fn round_trips_are_measured_and_never_across_a_retry() {
     p.run();
     assert_eq!(told(), [(1024, Some(4000)), (1024, None)]);
     p.completions(0);
+    // Nor does the ACK of a WRITE behind a READ, which is no better off.
+    p.stage_on(0, 0, p.wqe(0, SendOp::Read, 1, 0), &[p.sge(0, 0, 2048)]);
+    p.stage_on(0, 0, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 100)]);
+    p.ring(0, 0);
+    p.run();
+    assert_eq!(told(), [(1024, Some(4000)), (1024, None), (100, None)]);
+    p.completions(0);
     // An ACK that is slow in coming.
     p.rule(|f| if f.to == 0 { Fate::Late(Duration::from_micros(30)) } else { Fate::Pass });
     write(&mut p, 100);

@@ -75,6 +75,24 @@ fn between_two_messages_it_is_go_back_n() {
     p.assert_quiet();
 }
 
+/// Who has offered it, and was not told that its peer has heard of that, goes back as far as it is asked to.
+#[test]
+fn a_message_that_begins_anew_is_understood_by_who_has_offered_it() {
+    for retry_cnt in [0, 7] {
+        let setup = Setup { config: often_acked, retry_cnt, ..setup() };
+        let mut p = told_of(GoBack0, &setup, [false, true]);
+        p.lose(1, "RC_WRITE_MIDDLE", 20);
+        let data = p.fill(0, 0, 60_000, 4);
+        p.post_on(0, 1, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 60_000)]);
+        p.run();
+        assert_eq!((p.results(0), p.bytes(1, 0, 60_000)), (vec![(1, Success)], data));
+        assert_eq!(naked(&p), [0x1000]);
+        assert_eq!((p.counter(0, C::RcvdSeqErr), p.counter(0, C::LocalAckTimeoutErr)), (1, 0));
+        assert_eq!(p.counter(0, C::RetransmittedPkts), 59, "all of it, once");
+        p.assert_quiet();
+    }
+}
+
 fn rarely_acked(config: &mut EngineConfig) {
     (setup().config)(config);
     config.ack_every = u32::MAX;

@@ -7,6 +7,7 @@ use super::pair::{Fate, Pair, Setup, make_qp, pattern};
 use crate::engine::QpInit;
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::Recovery::{self, GoBack0, GoBackN};
+use crate::engine::qp::attr::{QpAttr, QpState};
 use crate::engine::status::WcStatus::Success;
 use crate::mem::{Access, IovaChoice};
 use crate::queue::{RecvQueue, SendOp, SendWqe};
@@ -163,6 +164,28 @@ fn a_flush_for_rdma_rxe_has_the_icrc_of_rdma_rxe() {
         assert_eq!(p.results(0), [(1, Success), (2, Success), (3, Success)]);
         assert_eq!(p.counter(1, C::IcrcRxeFlush), u64::from(rxe), "v6: {v6}");
         assert_eq!(p.counter(1, C::RxIcrcEncapsulated), 0);
+        p.assert_quiet();
+    }
+}
+
+/// A stream that takes longer to arrive than the responder waits until it asks again.
+#[test]
+fn one_loss_of_a_slow_stream_over_a_long_way_does_not_kill() {
+    for retry_cnt in [1, 7] {
+        let config: fn(&mut crate::engine::EngineConfig) = |c| c.window.enabled = false;
+        let mut p = Pair::new(&Setup { timeout: 17, retry_cnt, config, ..Setup::default() });
+        p.delay = Duration::from_millis(10);
+        // A packet in 0.88 ms.
+        p.modify(0, &QpAttr::to(QpState::Rts).rate_limit(10_000));
+        p.lose(1, "RC_WRITE_MIDDLE", 9);
+        let data = p.fill(0, 0, 60_000, 9);
+        p.post(0, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 60_000)]);
+        p.run();
+        assert_eq!((p.results(0), p.bytes(1, 0, 60_000)), (vec![(1, Success)], data));
+        let asked = p.log.iter().filter(|f| f.syndrome == Some(0x60)).count();
+        assert!(asked > 8, "asked {asked} times");
+        assert!(p.counter(0, C::RcvdSeqErr) <= 6, "{}", p.counter(0, C::RcvdSeqErr));
+        assert_eq!(p.counter(0, C::LocalAckTimeoutErr), 0);
         p.assert_quiet();
     }
 }

@@ -1,5 +1,7 @@
 //! Selective repeat between two engines: what is lost is sent again, and nothing else.
 
+use std::sync::Arc;
+
 use rand_chacha::ChaCha8Rng;
 use rand_core::{Rng, SeedableRng};
 
@@ -8,8 +10,9 @@ use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::QpState;
 use crate::engine::qp::attr::Recovery::{self, GoBackN, Selective};
-use crate::engine::status::WcStatus::{RemAccess, Success};
+use crate::engine::status::WcStatus::{LocProt, RemAccess, Success, WrFlush};
 use crate::engine::window::WindowConfig;
+use crate::mem::{Access, IovaChoice, Sge};
 use crate::queue::{SendOp, SendWqe};
 use crate::time::Duration;
 use crate::wire::num::{Gid, Rkey};
@@ -184,6 +187,64 @@ fn of_many_losses_each_is_repeated_once() {
     };
     assert_eq!(lose(&mut told(&setup(), [true; 2])), 10);
     assert!(lose(&mut told(&setup(), [false; 2])) > 100, "go-back-N");
+}
+
+/// As a real port does, which empties its socket before it sends.
+#[test]
+fn of_a_window_that_comes_in_at_once_only_what_is_missing_is_repeated() {
+    // All reports in one batch, or each in one of its own.
+    for room in [1 << 16, 40] {
+        let mut p = told(&setup(), [true; 2]);
+        p.lose(1, "RC_WRITE_MIDDLE", 20);
+        let data = p.fill(0, 0, 250 << 10, 4);
+        p.post_on(0, 1, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 250 << 10)]);
+        p.deliver_without_sending();
+        p.room = room;
+        p.pump(1);
+        p.room = 1 << 16;
+        let reports = p.log.iter().filter(|f| f.syndrome == Some(0x7f)).count();
+        assert_eq!(reports, 4, "228 packets are held, 64 to a report");
+        p.run();
+        assert_eq!(p.results(0), [(1, Success)]);
+        assert!(p.bytes(1, 0, 250 << 10) == data);
+        assert_eq!(p.counter(0, C::RetransmittedPkts), 1);
+        assert_eq!(p.counter(0, C::LocalAckTimeoutErr), 0);
+        p.assert_quiet();
+    }
+}
+
+#[test]
+fn nothing_is_begun_behind_a_request_that_cannot_be_repeated() {
+    let mut p = told(&setup(), [true; 2]);
+    let side = &mut p.sides[0];
+    let region = Arc::clone(&side.region);
+    let access = Access::REMOTE;
+    let mr = side.engine.register(side.pd, region, IovaChoice::Allocate, access).unwrap();
+    // One packet of each is lost, of the first its repeat, too.
+    let mut lost = 0;
+    p.rule(move |f| {
+        let is_first = f.to == 1 && f.psn == 0x1001;
+        lost += u32::from(is_first);
+        if is_first && lost < 3 || f.psn == 0x1006 { Fate::Drop } else { Fate::Pass }
+    });
+    p.stage_on(0, 1, p.wqe(0, SendOp::Write, 1, 0), &[p.sge(0, 0, 5000)]);
+    let sge = Sge { addr: mr.iova, length: 5000, lkey: mr.lkey };
+    p.stage_on(0, 1, p.wqe(0, SendOp::Write, 2, 10_000), &[sge]);
+    p.ring(0, 1);
+    p.deliver_without_sending();
+    p.pump(1);
+    let side = &mut p.sides[0];
+    side.engine.deregister(side.pd, mr.lkey).unwrap();
+    p.run_for(p.delay);
+    assert_eq!((p.counter(0, C::RetransmittedPkts), p.results(0)), (1, vec![]));
+    for id in 3..5 {
+        p.post_on(0, 1, p.wqe(0, SendOp::Write, id, 0), &[p.sge(0, 0, 5000)]);
+    }
+    p.run();
+    assert_eq!(p.results(0), [(1, Success), (2, LocProt), (3, WrFlush), (4, WrFlush)]);
+    let behind = p.log.iter().filter(|f| f.to == 1 && f.psn >= 0x100a).count();
+    assert_eq!(behind, 0, "packets of what was posted later");
+    p.assert_quiet();
 }
 
 #[test]

@@ -188,7 +188,7 @@ impl QpBuilder {
         let (psn, usual) = nic.control(|engine, _| (engine.random_psn(), engine.usual_recovery()));
         let usual = if self.kind == QpType::Rc { usual } else { Recovery::GoBackN };
         let recovery = self.recovery.unwrap_or(usual);
-        Ok(QueuePair {
+        let qp = QueuePair {
             pd: self.pd,
             _send_cq: self.send_cq,
             _recv_cq: self.recv_cq,
@@ -204,6 +204,12 @@ impl QpBuilder {
             qkey: AtomicU32::new(0),
             recovery,
             alive: true,
-        })
+        };
+        // Its endpoint says so from here on, whoever connects it, and how.
+        qp.pd
+            .nic()
+            .control(|engine, _| engine.set_recovery(handle, recovery, Recovery::GoBackN))
+            .of(verb)?;
+        Ok(qp)
     }
 }

@@ -203,6 +203,41 @@ fn more_flushes_than_places_wait_with_their_sender() {
     s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2"]);
 }
 
+/// What found no place is as good as lost: it is a gap like any other.
+#[test]
+fn a_flush_without_a_place_takes_nothing_from_selective_repeat() {
+    let setup = Setup { dest_rd_atomic: 1, ..open() };
+    let read = |mr: &Registered| pkt("READ_REQUEST", RQ).reth(mr.iova, mr.rkey, 8);
+    // It comes again by timeout; the next gap is told of as ever.
+    let mut s = Script::selective(SQ, RQ, &setup);
+    let mr = flushable(&mut s);
+    s.recv_all([read(&mr), flush(RQ + 1, &mr, 0, 1, 4).ask()]);
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +8"]);
+    s.recv(flush(RQ + 1, &mr, 0, 1, 4).ask());
+    s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2"]);
+    s.recv(pkt("WRITE_ONLY", RQ + 3).ask());
+    s.expect(&["ATOMIC_ACK 002002 syn=7f msn=8195 orig=1"]);
+    assert_eq!((s.counter(C::DropFlush), s.counter(C::HeldRequests)), (1, 1));
+    // What is held behind it stays so.
+    let mut s = Script::selective(SQ, RQ, &setup);
+    let mr = flushable(&mut s);
+    let behind = pkt("WRITE_ONLY", RQ + 2).ask();
+    s.recv_all([read(&mr), behind, flush(RQ + 1, &mr, 0, 1, 4).ask()]);
+    let told = "ATOMIC_ACK 002001 syn=7f msn=8194 orig=1";
+    s.expect(&["READ_RESP_ONLY 002000 syn=1f msn=1 +8", told]);
+    s.recv(flush(RQ + 1, &mr, 0, 1, 4).ask());
+    s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2", "ACK 002002 syn=1f msn=3"]);
+    // The same where it was held itself.
+    let mut s = Script::selective(SQ, RQ, &setup);
+    let mr = flushable(&mut s);
+    let flushes = [1, 2].map(|n| flush(RQ + n, &mr, 0, 1, 4).ask());
+    s.recv_all(flushes.into_iter().chain([3, 0].map(|n| pkt("WRITE_ONLY", RQ + n).ask())));
+    let told = "ATOMIC_ACK 002002 syn=7f msn=8195 orig=1";
+    s.expect(&["READ_RESP_ONLY 002001 syn=1f msn=2", told]);
+    s.recv(flush(RQ + 2, &mr, 0, 1, 4).ask());
+    s.expect(&["READ_RESP_ONLY 002002 syn=1f msn=3", "ACK 002003 syn=1f msn=4"]);
+}
+
 #[test]
 fn what_leaves_and_what_completes_it() {
     let mut s = script();

@@ -1,13 +1,16 @@
 //! Timeouts, retries, waits for a receiver: when, from where, how often.
 
+use std::sync::Mutex;
+
 use super::script::{RQ, SQ, Script, ack, pkt};
+use crate::engine::cc::{AckInfo, CongestionControl};
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::QpState;
 use crate::engine::status::WcStatus::{self, LocProt, RetryExc, RnrRetryExc, Success, WrFlush};
 use crate::engine::tests::pair::Setup;
 use crate::mem::Sge;
 use crate::queue::{SendFlags, SendOp, SendWqe};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 use crate::wire::num::Lkey;
 
 const WRITE: &str = "WRITE_ONLY 001000 A va=5000 rkey=77 len=8 +8";
@@ -74,6 +77,36 @@ fn sequence_naks_and_timeouts_share_the_retries() {
     s.expect(&[WRITE]);
     s.wait(timeout(8) + TICK + TICK);
     assert_eq!(s.results(), [(1, RetryExc)]);
+}
+
+/// The responder asks again each millisecond as long as what was sent before the retry arrives behind the gap.
+#[test]
+fn to_be_asked_again_for_a_long_round_trip_does_not_kill() {
+    for (retries, gone_back) in [(7, &[0, 1, 2, 4, 8, 16, 32][..]), (3, &[0, 1, 2]), (1, &[0])] {
+        let mut s = Script::with(&Setup { timeout: 14, retry_cnt: retries, ..Setup::default() });
+        s.post(SendOp::Write, 1, 8);
+        s.sent();
+        let mut again = Vec::new();
+        for ms in 0..60 {
+            s.recv(ack(SQ, 0x60));
+            again.extend(s.sent().iter().map(|_| ms));
+            s.wait(Duration::from_millis(1));
+        }
+        assert_eq!((&again[..], s.results()), (gone_back, vec![]), "retry_cnt {retries}");
+        assert_eq!(s.state(), QpState::Rts);
+        // Progress begins to count anew.
+        s.recv(ack(SQ, 0x1f));
+        assert_eq!(s.results(), [(1, Success)]);
+        s.post(SendOp::Write, 2, 8);
+        s.recv(ack(SQ + 1, 0x60));
+        assert_eq!(s.sent().len(), 2);
+        s.wait(Duration::from_millis(1));
+        s.recv(ack(SQ + 1, 0x60));
+        assert_eq!(s.sent().len(), usize::from(retries > 1));
+        // What ends it is silence.
+        s.wait(timeout(14) * 9);
+        assert_eq!(s.results(), [(2, RetryExc)]);
+    }
 }
 
 #[test]
@@ -165,6 +198,47 @@ fn a_late_answer_to_a_read_spares_the_second_attempt() {
     s.expect(&["READ_REQUEST 001002 va=5000 rkey=77 len=8"]);
     s.recv(pkt("READ_RESP_ONLY", SQ + 2).syndrome(0x1f).len(8));
     assert_eq!(s.results(), [(3, Success)]);
+}
+
+/// Round trips that the algorithm was told of, with each ACK.
+static TOLD: Mutex<Vec<Option<Duration>>> = Mutex::new(Vec::new());
+
+#[derive(Debug)]
+struct Listener;
+
+impl CongestionControl for Listener {
+    fn on_ack(&mut self, _now: Instant, ack: &AckInfo) {
+        TOLD.lock().unwrap().push(ack.rtt);
+    }
+}
+
+#[test]
+fn what_was_sent_before_a_repeat_is_not_measured() {
+    let cc: fn() -> Box<dyn CongestionControl> = || Box::new(Listener);
+    let mut s = Script::selective(0, RQ, &Setup { cc: Some(cc), ..Setup::default() });
+    // It begins at the PSN that stands where an MSN would: at 1.
+    let report = |bits| pkt("ATOMIC_ACK", 0).syndrome(0x7f).orig(bits);
+    let write = |psn: u32| format!("WRITE_ONLY {psn:06x} A va=5000 rkey=77 len=8 +8");
+    for id in 0..8 {
+        s.post(SendOp::Write, id, 8);
+    }
+    assert_eq!(s.sent().len(), 8);
+    s.recv(report(0b0_0011));
+    s.expect(&[&write(0)]);
+    s.post(SendOp::Write, 8, 8);
+    s.expect(&[&write(8)]);
+    // Packet 4 of the same loss is repeated behind packet 8, whose ACK waits for that.
+    s.wait_us(10);
+    s.recv(report(0b1_0111));
+    s.expect(&[&write(4)]);
+    s.wait_us(90);
+    s.recv(ack(8, 0x1f));
+    assert_eq!(s.results().len(), 9);
+    s.post(SendOp::Write, 9, 8);
+    s.wait_us(5);
+    s.recv(ack(9, 0x1f));
+    let five = Duration::from_micros(5);
+    assert_eq!(*TOLD.lock().unwrap(), [None, Some(five)]);
 }
 
 #[test]

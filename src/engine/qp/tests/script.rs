@@ -19,7 +19,7 @@ use std::sync::Arc;
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter;
 use crate::engine::event::{AsyncEvent, Event};
-use crate::engine::qp::attr::{AhAttr, QpAttr, QpState};
+use crate::engine::qp::attr::{AhAttr, QpAttr, QpState, Recovery};
 use crate::engine::qp::{Qp, QpFace, QpHandle};
 use crate::engine::status::WcStatus;
 use crate::engine::tests::pair::{QKEY, Setup, fitting, pattern};
@@ -264,6 +264,16 @@ impl Script {
     pub(super) fn at(sq: u32, rq: u32, setup: &Setup) -> Self {
         let mut script = Self::idle(setup);
         script.init(setup);
+        script.rtr(rq, setup);
+        script.rts(sq, setup);
+        script
+    }
+
+    /// The same, between two ends that agreed on selective repeat.
+    pub(super) fn selective(sq: u32, rq: u32, setup: &Setup) -> Self {
+        let mut script = Self::idle(setup);
+        script.init(setup);
+        script.engine.set_recovery(script.qp, Recovery::Selective, Recovery::Selective).unwrap();
         script.rtr(rq, setup);
         script.rts(sq, setup);
         script
