@@ -76,9 +76,11 @@ impl Pace {
         if self.rate == 0 {
             return;
         }
-        let earliest = now.earlier(credit);
-        if self.next < earliest {
-            (self.next, self.rest) = (earliest, 0);
+        if self.next < now {
+            let earliest = now.earlier(credit);
+            if self.next < earliest {
+                (self.next, self.rest) = (earliest, 0);
+            }
         }
         let due = u64::from(wire) * 8 * 1_000_000_000 + self.rest;
         self.next = Instant::from_nanos(self.next.as_nanos().saturating_add(due / self.rate));
