@@ -642,11 +642,12 @@ impl Region {
 
 #[cfg(test)]
 impl Region {
-    /// Memory that counts as somebody else's: never given back.
+    /// Memory that counts as somebody else's.
     pub(crate) fn lent(len: usize) -> Arc<Self> {
-        let words: Vec<_> = (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
-        // SAFETY: leaked words, atomics as they are.
-        unsafe { Self::foreign(words.leak().as_mut_ptr().cast(), len, None) }
+        let words: Arc<[AtomicU64]> = (0..len.div_ceil(WORD)).map(|_| AtomicU64::new(0)).collect();
+        let ptr = words.as_ptr().cast_mut().cast();
+        // SAFETY: atomics, which the region keeps.
+        unsafe { Self::foreign(ptr, len, Some(Box::new(words))) }
     }
 }
 

@@ -158,6 +158,13 @@ impl VirtualTime {
         actions.queue.insert(key, action);
     }
 
+    /// Nothing that was scheduled is done.
+    pub fn forget_actions(&self) {
+        let queue = std::mem::take(&mut self.actions.lock().queue);
+        // Without the lock: what an action holds may lead back here.
+        drop(queue);
+    }
+
     /// The NICs that there are, by the number of their host.
     pub fn nics(&self) -> Vec<(usize, Arc<Nic>)> {
         let hosts = self.hosts.lock();

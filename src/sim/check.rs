@@ -125,7 +125,9 @@ impl Sim {
         for seed in seeds {
             let sim = Self::new(seed);
             runs += 1;
-            if let Err(what) = outcome(&sim, &test) {
+            let outcome = outcome(&sim, &test);
+            sim.end();
+            if let Err(what) = outcome {
                 let (seed, at) = (sim.seed(), sim.now());
                 drop(sim);
                 return Err(Box::new(record(seed, what, at, &test)));
@@ -171,6 +173,7 @@ fn record<E: fmt::Display>(
     let again = outcome(&sim, test);
     let capture = started.and_then(|()| sim.stop_pcap().map_err(|e| e.to_string()));
     let all = trace.diagram();
+    sim.end();
     let mut diagrams = all.connections();
     let together = (diagrams.len() > 1).then(|| all.last(LINES));
     let hidden = diagrams.len().saturating_sub(CONNECTIONS);

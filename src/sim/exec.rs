@@ -45,10 +45,10 @@ struct Entry {
     host: Option<Weak<Nic>>,
 }
 
-/// What wakes a task: puts it into the queue, once.
+/// What wakes a task: puts it into the queue, once. (Weak: sleepers in the queue hold it.)
 struct Ticket {
     id: u64,
-    queue: Arc<Mutex<Queue>>,
+    queue: Weak<Mutex<Queue>>,
     queued: AtomicBool,
 }
 
@@ -58,8 +58,10 @@ impl Wake for Ticket {
     }
 
     fn wake_by_ref(self: &Arc<Self>) {
-        if !self.queued.swap(true, Ordering::AcqRel) {
-            self.queue.lock().woken.push_back(self.id);
+        if !self.queued.swap(true, Ordering::AcqRel)
+            && let Some(queue) = self.queue.upgrade()
+        {
+            queue.lock().woken.push_back(self.id);
         }
     }
 }
@@ -71,7 +73,7 @@ impl Executor {
     }
 
     fn ticket(&self, id: u64) -> Arc<Ticket> {
-        Arc::new(Ticket { id, queue: Arc::clone(&self.queue), queued: AtomicBool::new(false) })
+        Arc::new(Ticket { id, queue: Arc::downgrade(&self.queue), queued: AtomicBool::new(false) })
     }
 
     pub(super) fn spawn(
@@ -101,6 +103,13 @@ impl Executor {
             dead.extend(entry.task.take_if(|_| dies));
             !dies
         });
+        // Without the lock: what a task holds may lead back here.
+        drop(tasks);
+    }
+
+    /// Drops all tasks. One that runs is dropped when it comes to rest.
+    pub(super) fn clear(&self) {
+        let tasks = std::mem::take(&mut *self.tasks.lock());
         // Without the lock: what a task holds may lead back here.
         drop(tasks);
     }

@@ -163,6 +163,30 @@ impl Sim {
         drop(before);
     }
 
+    /// Drops the [tap](Self::tap), all [tasks](Self::spawn), done or not, and what was to be done [later](Self::at).
+    /// What they hold of the simulation, itself or a device, keeps it in memory: a program that makes many simulations
+    /// and leaves tasks behind, in endless loops for example, calls this at the end of each. ([`run_seeds`](Self::run_seeds) and [`try_seeds`](Self::try_seeds) do so for each of their simulations.)
+    ///
+    /// ```
+    /// use softroce::prelude::*;
+    /// use softroce::sim::Sim;
+    ///
+    /// let sim = Sim::new(1);
+    /// let beat = sim.clone();
+    /// sim.spawn(async move {
+    ///     loop {
+    ///         beat.sleep(Duration::from_millis(1)).await;
+    ///     }
+    /// });
+    /// sim.block_on(sim.sleep(Duration::from_millis(10)));
+    /// sim.end();
+    /// ```
+    pub fn end(&self) {
+        self.untap();
+        self.0.executor.clear();
+        self.0.time.forget_actions();
+    }
+
     /// Adds a rule for packets: for faults that are easier said than programmed.
     ///
     /// # Errors

@@ -138,6 +138,9 @@ fn tasks_of_a_host_die_with_it() {
         sim.sleep(Duration::from_millis(5)).await;
     });
     assert_eq!(counts.each_ref().map(|n| n.load(Ordering::Relaxed)), [10, 5]);
+    // The other loop holds the simulation.
+    sim.end();
+    assert_eq!(Arc::strong_count(&counts), 1);
 }
 
 #[test]

@@ -110,6 +110,9 @@ fn calling_into_the_simulation_from_a_tap_is_an_error() {
         assert!(matches!(e.cause(), Some(Cause::Deadlock { .. })), "{e}");
     }
     assert_eq!(errors.lock().unwrap().len(), 7);
+    // It holds a device.
+    sim.end();
+    assert_eq!(Arc::strong_count(&errors), 1);
 }
 
 #[test]
