@@ -147,12 +147,11 @@ impl Pair {
             any = true;
             let size = t.segment_size.map_or(t.len, usize::from);
             let to = &mut self.sides[1 - from].engine;
-            for (datagram, gro_index) in self.buf[..t.len].chunks(size).zip(0..) {
-                let meta = RxMeta { path: t.path, ident: None, df: None, gro_index };
-                to.handle_datagram(self.now, &meta, datagram);
-                if self.last.is_none() {
-                    self.last = Some((meta, datagram.to_vec()));
-                }
+            let meta = RxMeta { path: t.path, ident: None, df: None, gro_index: 0 };
+            let bytes = &self.buf[..t.len];
+            to.handle_merged(self.now, &meta, bytes, size);
+            if self.last.is_none() {
+                self.last = Some((meta, bytes[..size.min(t.len)].to_vec()));
             }
         }
         while self.sides[from].engine.poll_event().is_some() {}

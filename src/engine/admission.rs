@@ -4,6 +4,10 @@
 //! multicast group with members; the addresses of its peer, if it has one; the partition (for a congestion notification
 //! any of the device's, since NICs are known to send all of them in the default one); the ICRC. Whatever fails is
 //! counted with its reason and dropped in silence: no answer, no change of any queue pair.
+//!
+//! Datagrams that came in merged are mostly alike, but for their PSNs and payloads. Those that are like the one before
+//! have passed all of this with it, but for the ICRC, and are a *row*: it is handled with less ado, and to no other
+//! effect.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,7 +20,7 @@ use super::trace::{NicEvent, PacketBrief};
 use crate::net::{Ecn, RxMeta};
 use crate::time::Instant;
 use crate::wire::Error;
-use crate::wire::icrc::{self, IpFields};
+use crate::wire::icrc::{self, Alike, IpFields};
 use crate::wire::num::Qpn;
 use crate::wire::opcode::{Operation, Transport};
 use crate::wire::packet::Packet;
@@ -44,6 +48,7 @@ impl Idents {
 }
 
 /// What the ICRC check found.
+#[derive(Clone, Copy)]
 enum Seal {
     Exact,
     Recovered,
@@ -51,9 +56,80 @@ enum Seal {
 }
 
 impl Engine {
+    /// Takes datagrams that came in merged: all of `size` bytes, the last may be shorter. `meta` is that of the first.
+    /// The same as [`handle_datagram`](Self::handle_datagram) for each of them.
+    pub fn handle_merged(&mut self, now: Instant, meta: &RxMeta, bytes: &[u8], size: usize) {
+        let (mut meta, mut rest, size) = (*meta, bytes, size.max(1));
+        loop {
+            let (datagram, behind) = rest.split_at(size.min(rest.len()));
+            let slot = self.admit(now, &meta, datagram);
+            meta.gro_index = meta.gro_index.saturating_add(1);
+            rest = behind;
+            if let Some(slot) = slot
+                && rest.len() >= size
+            {
+                rest = self.handle_row(slot, &mut meta, datagram, rest);
+            }
+            if rest.is_empty() {
+                return;
+            }
+        }
+    }
+
     /// Takes one datagram. Afterwards [`poll_transmit`](Self::poll_transmit) and
     /// [`poll_event`](Self::poll_event) may have something.
     pub fn handle_datagram(&mut self, now: Instant, meta: &RxMeta, datagram: &[u8]) {
+        self.admit(now, meta, datagram);
+    }
+
+    /// Takes those that follow `first`, which was for the queue pair in `slot`, as far as they are like it and intact.
+    /// Gives the others.
+    #[inline(never)]
+    fn handle_row<'d>(
+        &mut self,
+        slot: u32,
+        meta: &mut RxMeta,
+        first: &'d [u8],
+        mut rest: &'d [u8],
+    ) -> &'d [u8] {
+        let (path, df) = (&meta.path, meta.df.unwrap_or(true));
+        let ip = IpFields::new(path.src, path.dst, 0, df, path.src_port);
+        let (Some(ip), Ok(first)) = (ip, Packet::parse(first)) else { return rest };
+        let Some(alike) = Alike::new(&ip, first.sealed()) else { return rest };
+        let (size, is_request) = (first.datagram().len(), first.info().is_request());
+        let mut taken = 0;
+        while let Some((datagram, behind)) = rest.split_at_checked(size) {
+            let Some(packet) = first.another(datagram) else { break };
+            let Some(qp) = self.qps.at(slot).filter(|qp| qp.is_reachable()) else { break };
+            // As the kernel of the sender numbers what it segments itself, or all 0.
+            if !alike.check(meta.gro_index, datagram) && !alike.check(0, datagram) {
+                break;
+            }
+            if is_request {
+                qp.handle_request(&mut self.common, &packet);
+            } else {
+                qp.handle_response(&mut self.common, meta, &packet);
+            }
+            if self.common.is_unsettled() {
+                self.settle();
+            }
+            meta.gro_index = meta.gro_index.saturating_add(1);
+            rest = behind;
+            taken += 1;
+        }
+        if taken > 0 {
+            let counters = &mut self.common.counters;
+            counters.add(Counter::IcrcExact, taken);
+            counters.add(Counter::RcvdPkts, taken);
+            counters.add(Counter::RcvdBytes, taken * size as u64);
+            self.schedule(slot);
+        }
+        rest
+    }
+
+    /// Takes a datagram. Says which queue pair it was for, if those that are like it can be handled as a row.
+    #[inline(always)]
+    fn admit(&mut self, now: Instant, meta: &RxMeta, datagram: &[u8]) -> Option<u32> {
         self.common.now = now;
         let packet = match Packet::parse(datagram) {
             Ok(packet) => packet,
@@ -63,17 +139,20 @@ impl Engine {
                     Error::UnknownOpcode(_) => Counter::DropUnknownOpcode,
                     _ => Counter::DropMalformed,
                 });
-                return;
+                return None;
             }
         };
         let info = packet.info();
         if matches!(info.transport, Transport::Rd | Transport::Xrc) {
             self.common.count(Counter::DropUnsupported);
-            return;
+            return None;
         }
         let to = match self.addressee(meta, &packet) {
             Ok(to) => to,
-            Err(reason) => return self.common.count(reason),
+            Err(reason) => {
+                self.common.count(reason);
+                return None;
+            }
         };
         let admitted = match to {
             // Some NICs write the default key into notifications whatever the partition, and nothing is done with one
@@ -87,7 +166,7 @@ impl Engine {
         };
         if !admitted {
             self.common.count(Counter::BadPkeyCntr);
-            return;
+            return None;
         }
         let mut seal = if self.common.config.elide {
             Some(Seal::Exact)
@@ -106,7 +185,7 @@ impl Engine {
             Some(Seal::Inferred) => self.common.count(Counter::IcrcInferred),
             None => {
                 self.common.count(Counter::RxIcrcEncapsulated);
-                return;
+                return None;
             }
         }
         self.common.count(Counter::RcvdPkts);
@@ -116,9 +195,14 @@ impl Engine {
         if meta.path.ecn() == Ecn::Ce {
             self.common.count(Counter::NpEcnMarkedRocePackets);
         }
-        let To::One(slot) = to else { return self.deliver_to_group(meta, &packet) };
-        let Some(qp) = self.qps.at(slot) else { return };
-        if meta.path.ecn() == Ecn::Ce {
+        let To::One(slot) = to else {
+            self.deliver_to_group(meta, &packet);
+            return None;
+        };
+        let marked = meta.path.ecn() == Ecn::Ce;
+        let qp = self.qps.at(slot)?;
+        let in_rows = qp.kind == QpType::Rc && info.operation != Operation::Cnp;
+        if marked {
             qp.handle_mark(&self.common, &packet);
         }
         if info.operation == Operation::Cnp {
@@ -136,9 +220,13 @@ impl Engine {
         // Whoever waited for the room that this has made comes first.
         self.settle();
         self.schedule(slot);
+        let hidden = meta.ident.is_none() && matches!(seal, Some(Seal::Exact));
+        let seen = self.common.is_watched() || self.common.config.elide || marked;
+        (in_rows && hidden && !seen).then_some(slot)
     }
 
     /// Whom a packet is for, or why it is for nobody.
+    #[inline(always)]
     fn addressee(&mut self, meta: &RxMeta, packet: &Packet<'_>) -> Result<To, Counter> {
         let transport = packet.info().transport;
         let group = &meta.path.dst;

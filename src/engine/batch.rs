@@ -3,6 +3,7 @@
 use std::num::NonZeroU16;
 
 use crate::net::{Path, PortCaps, Transmit};
+use crate::wire::icrc;
 
 /// The transmission being filled, in the driver's buffer.
 #[derive(Debug)]
@@ -86,6 +87,20 @@ impl<'b> Batch<'b> {
         self.closed |= size < self.segment;
         self.count += 1;
         self.len += size;
+    }
+
+    /// The same for one of the same size and way as the last one.
+    #[inline]
+    pub(crate) fn commit_alike(&mut self, size: usize) {
+        debug_assert!(self.count > 0 && size == self.segment && !self.closed);
+        self.count += 1;
+        self.len += size;
+    }
+
+    /// The last packet, which has `size` bytes, without its ICRC.
+    pub(crate) fn last(&self, size: usize) -> Option<&[u8]> {
+        let from = self.len.checked_sub(size)?;
+        self.buf.get(from..self.len - icrc::LEN)
     }
 
     /// Packets in it.

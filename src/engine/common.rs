@@ -283,6 +283,12 @@ impl Common {
         None
     }
 
+    /// Whether something follows from what happened, for others than the queue pair that it happened to.
+    #[inline]
+    pub(crate) fn is_unsettled(&self) -> bool {
+        !self.overrun.is_empty() || !self.woken.is_empty()
+    }
+
     /// Lets the next one that waits for room in a window try.
     pub(crate) fn wake_window(&mut self, id: WindowId) {
         if let Some(slot) = self.windows.wake(id) {

@@ -22,7 +22,7 @@ pub mod window;
 
 pub use raw::{Bytes, DmaSlice};
 pub use region::Region;
-pub use table::{IovaChoice, MrTable, Registered};
+pub use table::{IovaChoice, LocalKey, MrTable, Registered};
 pub use window::{Bind, BindError, MwKind};
 
 use crate::wire::num::Lkey;

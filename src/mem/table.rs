@@ -14,6 +14,7 @@
 //! Key (all 32 bits), protection domain, queue pair (windows of type 2), rights, range. All rights asked for
 //! must be there. Ranges are compared by subtraction, never by a sum that could wrap.
 
+use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -195,12 +196,27 @@ impl MrTable {
     /// # Errors
     /// The reason for the completion error.
     pub fn local(&self, pd: PdId, sge: &Sge, need: Access) -> Result<DmaSlice<'_>, AccessError> {
-        let mr = self.mr(sge.lkey).ok_or(AccessError::UnknownKey)?;
+        self.local_key(pd, sge.lkey, need)?.slice(sge)
+    }
+
+    /// The first half of [`local`](Self::local): whether this lkey may be used so at all. The other half follows for
+    /// each buffer.
+    ///
+    /// # Errors
+    /// The reason for the completion error.
+    #[inline]
+    pub fn local_key(
+        &self,
+        pd: PdId,
+        lkey: Lkey,
+        need: Access,
+    ) -> Result<LocalKey<'_>, AccessError> {
+        let mr = self.mr(lkey).ok_or(AccessError::UnknownKey)?;
         if mr.pd != pd {
             return Err(AccessError::WrongPd);
         }
         allowed(need, mr.access)?;
-        mr.slice(sge.addr, u64::from(sge.length))
+        Ok(LocalKey(mr))
     }
 
     /// What a peer's request on queue pair `qpn` of domain `pd` reaches by the rkey of a region or of a bound
@@ -329,8 +345,37 @@ impl std::fmt::Debug for MrTable {
     }
 }
 
+/// An lkey that was looked up, with the right to use it; the table does not change meanwhile.
+#[derive(Clone, Copy)]
+pub struct LocalKey<'t>(&'t Mr);
+
+impl<'t> LocalKey<'t> {
+    /// Whether it is this one.
+    #[inline]
+    pub fn is(&self, lkey: Lkey) -> bool {
+        self.0.lkey == lkey
+    }
+
+    /// What a buffer reaches, of which the key is this one.
+    ///
+    /// # Errors
+    /// [`AccessError::OutOfRange`].
+    #[inline]
+    pub fn slice(&self, sge: &Sge) -> Result<DmaSlice<'t>, AccessError> {
+        debug_assert!(self.is(sge.lkey));
+        self.0.slice(sge.addr, u64::from(sge.length))
+    }
+}
+
+impl std::fmt::Debug for LocalKey<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("LocalKey").field(&self.0.lkey).finish()
+    }
+}
+
 impl Mr {
     /// `len` bytes from address `va`, if all are inside.
+    #[inline]
     pub(super) fn slice(&self, va: u64, len: u64) -> Result<DmaSlice<'_>, AccessError> {
         let offset = va.checked_sub(self.iova).ok_or(AccessError::OutOfRange)?;
         let offset = usize::try_from(offset).map_err(|_| AccessError::OutOfRange)?;
@@ -353,6 +398,8 @@ pub(super) fn within(offset: u64, len: u64, size: u64) -> Result<(), AccessError
 /// A keyed permutation of 24-bit numbers: a Feistel network of four rounds on two halves of 12 bits.
 struct Permutation {
     rounds: [u32; 4],
+    /// The upper bits of a key, and what they stand for: many packets in a row name the same one.
+    last: Cell<(u32, u32)>,
 }
 
 impl Permutation {
@@ -363,6 +410,8 @@ impl Permutation {
                 state = mix(state ^ seed);
                 state
             }),
+            // No key is 0.
+            last: Cell::new((0, 0)),
         }
     }
 
@@ -374,7 +423,15 @@ impl Permutation {
 
     /// The slot that a key belongs to, if it belongs to any.
     fn slot_of(&self, key: u32) -> u32 {
-        self.invert(key >> 8) & (SLOTS - 1)
+        let (last, name) = self.last.get();
+        let name = if key >> 8 == last {
+            name
+        } else {
+            let name = self.invert(key >> 8);
+            self.last.set((key >> 8, name));
+            name
+        };
+        name & (SLOTS - 1)
     }
 
     fn permute(&self, v: u32) -> u32 {

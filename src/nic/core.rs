@@ -70,8 +70,8 @@ pub(super) struct Core {
     pub(super) engine: Engine,
     pub(super) port: Box<dyn Port>,
     rx: RxBatch,
-    /// Position of a datagram in `rx` that is still to be looked at: the last one, an ACK.
-    left_at: Option<usize>,
+    /// The last datagram in `rx`, an ACK, is still to be looked at.
+    left: bool,
     tx: TxBatch,
     /// Doorbells taken from the list that everybody may write.
     pub(super) bells: Vec<QpHandle>,
@@ -100,7 +100,7 @@ impl Core {
             engine,
             port,
             rx,
-            left_at: None,
+            left: false,
             tx: TxBatch::default(),
             bells: Vec::new(),
             cqs: Vec::new(),
@@ -151,31 +151,41 @@ impl Core {
     /// Says how many bytes that were.
     fn receive(&mut self, now: Instant, work: Work) -> usize {
         let mut total = 0;
-        if let Some(at) = self.left_at.take() {
-            for (meta, datagram) in self.rx.iter().skip(at) {
-                self.engine.handle_datagram(now, &meta, datagram);
-                total += datagram.len();
-            }
+        if std::mem::take(&mut self.left)
+            && let Some((meta, datagram)) = self.rx.last()
+        {
+            self.engine.handle_datagram(now, &meta, datagram);
+            total += datagram.len();
         }
         while total < RECEIVE_BYTES && !self.broken {
             if let Err(_e) = self.port.recv(&mut self.rx) {
                 self.fail();
                 break;
             }
-            let last = self.rx.datagrams().saturating_sub(1);
-            for (i, (meta, datagram)) in self.rx.iter().enumerate() {
-                // Somebody looks for a message, and here it is. The ACK behind it, for the message before, can
-                // wait until that somebody looks again.
-                let late = work == Work::Poll && i == last && datagram.len() <= ACK_LEN;
-                if late && self.engine.has_received() {
-                    self.left_at = Some(i);
-                    break;
+            // Somebody looks for a message, and here it is. The ACK behind it, for the message before, can
+            // wait until that somebody looks again.
+            let ack = self.rx.last().filter(|(_, last)| last.len() <= ACK_LEN);
+            let ack = ack.filter(|_| work == Work::Poll);
+            let mut buffers = self.rx.buffers();
+            while let Some((meta, merged, size)) = buffers.next() {
+                let ack = ack.filter(|(_, ack)| buffers.len() == 0 && !ack.is_empty());
+                let Some((ack_meta, ack)) = ack else {
+                    self.engine.handle_merged(now, meta, merged, size);
+                    continue;
+                };
+                let before = &merged[..merged.len() - ack.len()];
+                if !before.is_empty() {
+                    self.engine.handle_merged(now, meta, before, size);
                 }
-                self.engine.handle_datagram(now, &meta, datagram);
+                if self.engine.has_received() {
+                    self.left = true;
+                } else {
+                    self.engine.handle_datagram(now, &ack_meta, ack);
+                }
             }
             let bytes = self.rx.bytes();
             total += bytes;
-            if bytes < FEW_BYTES || self.left_at.is_some() {
+            if bytes < FEW_BYTES || self.left {
                 break;
             }
         }
@@ -317,7 +327,7 @@ impl Core {
             (timer, None) => timer,
         };
         let port = (!self.tx.is_empty()).then(|| now + RETRY_SEND);
-        let left = self.left_at.map(|_| now + ACK_SLACK);
+        let left = self.left.then(|| now + ACK_SLACK);
         engine.into_iter().chain(port).chain(left).min().unwrap_or(Instant::FAR_FUTURE)
     }
 

@@ -137,6 +137,23 @@ impl RxBatch {
         })
     }
 
+    /// Every buffer in order of arrival: what is known of its first datagram, all that is in it, and the size of its
+    /// datagrams, of which the last may be shorter.
+    pub fn buffers(&self) -> impl ExactSizeIterator<Item = (&RxMeta, &[u8], usize)> {
+        self.filled.iter().map(|f| {
+            let bytes = &self.arena[f.start..f.start + f.len];
+            (&f.meta, bytes, f.segment_size.map_or(f.len, usize::from).max(1))
+        })
+    }
+
+    /// The last datagram.
+    pub fn last(&self) -> Option<(RxMeta, &[u8])> {
+        let (meta, bytes, size) = self.buffers().last()?;
+        let before = bytes.len().saturating_sub(1) / size;
+        let gro_index = u16::try_from(before).unwrap_or(u16::MAX);
+        Some((RxMeta { gro_index, ..*meta }, &bytes[before * size..]))
+    }
+
     /// Whether nothing has arrived.
     pub fn is_empty(&self) -> bool {
         self.filled.is_empty()

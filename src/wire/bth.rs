@@ -53,6 +53,13 @@ impl Bth {
         }
     }
 
+    /// The same with the pad count that belongs to a payload of so many bytes.
+    #[must_use]
+    pub(crate) const fn with_pad_for(mut self, payload_len: usize) -> Self {
+        self.pad_count = pad_len(payload_len);
+        self
+    }
+
     /// Writes the header, reserved bits zero.
     pub fn emit(&self) -> [u8; Self::LEN] {
         let [p0, p1] = self.pkey.0.to_be_bytes();
@@ -65,6 +72,12 @@ impl Bth {
         let ecn = u8::from(self.fecn) << 7 | u8::from(self.becn) << 6;
         [self.opcode, flags, p0, p1, ecn, q0, q1, q2, u8::from(self.ack_req) << 7, s0, s1, s2]
     }
+}
+
+/// Bytes of pad behind a payload: up to the next multiple of 4.
+#[expect(clippy::cast_possible_truncation, reason = "two bits")]
+pub(super) const fn pad_len(payload_len: usize) -> u8 {
+    (payload_len.wrapping_neg() & 3) as u8
 }
 
 #[cfg(test)]

@@ -88,12 +88,33 @@ const SHORT: usize = 64;
 ///
 /// On the wire it goes out least significant byte first. 0 for less than a BTH, which has no ICRC; and of
 /// no use for what does not fit a UDP datagram.
-#[expect(clippy::cast_possible_truncation, reason = "the length fields have 16 bits")]
 pub fn compute(ip: &IpFields, sealed: &[u8]) -> u32 {
     let Some((bth, rest)) = sealed.split_first_chunk() else { return 0 };
-    let udp_len = (8 + sealed.len() + LEN) as u16;
     let mut b = [0xff; V6_LEN + SHORT];
-    let len = match *ip {
+    let len = headers(&mut b, ip, sealed.len(), bth);
+    let mut hasher = BEHIND_ONES.clone();
+    if rest.len() <= SHORT {
+        b[len..len + rest.len()].copy_from_slice(rest);
+        hasher.update(&b[..len + rest.len()]);
+    } else {
+        hasher.update(&b[..len]);
+        hasher.update(rest);
+    }
+    hasher.finalize()
+}
+
+/// Writes the headers of a datagram of which `sealed` bytes count, masked, up to the end of the BTH. `b` is all ones.
+/// Gives their length.
+#[inline(always)]
+#[expect(clippy::cast_possible_truncation, reason = "the length fields have 16 bits")]
+fn headers(
+    b: &mut [u8; V6_LEN + SHORT],
+    ip: &IpFields,
+    sealed: usize,
+    bth: &[u8; Bth::LEN],
+) -> usize {
+    let udp_len = (8 + sealed + LEN) as u16;
+    match *ip {
         IpFields(Family::V4 { src, dst, ident, df, src_port }) => {
             b[0] = 0x45;
             b[2..4].copy_from_slice(&udp_len.wrapping_add(20).to_be_bytes());
@@ -115,16 +136,7 @@ pub fn compute(ip: &IpFields, sealed: &[u8]) -> u32 {
             b[40..V6_LEN].copy_from_slice(&masked_transport(src_port, udp_len, bth));
             V6_LEN
         }
-    };
-    let mut hasher = BEHIND_ONES.clone();
-    if rest.len() <= SHORT {
-        b[len..len + rest.len()].copy_from_slice(rest);
-        hasher.update(&b[..len + rest.len()]);
-    } else {
-        hasher.update(&b[..len]);
-        hasher.update(rest);
     }
-    hasher.finalize()
 }
 
 /// UDP and base transport header with ones where they are not covered.
@@ -136,6 +148,74 @@ fn masked_transport(src_port: u16, udp_len: u16, bth: &[u8; Bth::LEN]) -> [u8; 8
     b[8..].copy_from_slice(bth);
     b[8 + 4] = 0xff;
     b
+}
+
+/// The ICRCs of datagrams that are alike: between the same addresses and ports, of one length, and with one
+/// beginning, which ends in front of the PSN. What they share is summed once.
+///
+/// They may differ in the IPv4 identification. A CRC is linear, so what another identification changes is added
+/// to the sum.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Alike {
+    /// The sum of what they share, with identification 0.
+    shared: u32,
+    has_ident: bool,
+}
+
+impl Alike {
+    /// Bytes with which each of them begins.
+    pub(crate) const BEGINNING: usize = 8;
+
+    /// Those that are like `sealed`, a datagram from the BTH to the pad. The identification of `ip` does not
+    /// matter. `None` for less than a BTH.
+    pub(crate) fn new(ip: &IpFields, sealed: &[u8]) -> Option<Self> {
+        let mut b = [0xff; V6_LEN + SHORT];
+        let len = headers(&mut b, &ip.with_ident(0), sealed.len(), sealed.first_chunk()?);
+        let mut hasher = BEHIND_ONES.clone();
+        hasher.update(&b[..len - (Bth::LEN - Self::BEGINNING)]);
+        Some(Self { shared: hasher.finalize(), has_ident: matches!(ip.0, Family::V4 { .. }) })
+    }
+
+    /// The ICRC of one of them; `sealed` is all of it, from the BTH to the pad.
+    #[inline]
+    pub(crate) fn compute(&self, ident: u16, sealed: &[u8]) -> u32 {
+        let ident = if self.has_ident { ident } else { 0 };
+        let [high, low] = ident.to_be_bytes();
+        let added = IDENT[0][usize::from(high)] ^ IDENT[1][usize::from(low)];
+        crc(self.shared ^ added, sealed.get(Self::BEGINNING..).unwrap_or_default())
+    }
+
+    /// Whether the ICRC at the end of one of them is right.
+    #[inline]
+    pub(crate) fn check(&self, ident: u16, datagram: &[u8]) -> bool {
+        split(datagram).is_some_and(|(sealed, icrc)| self.compute(ident, sealed) == icrc)
+    }
+}
+
+/// What each value of the two bytes of an identification adds to the sum of what datagrams share.
+static IDENT: [[u32; 256]; 2] = {
+    // Bytes behind the two: of IP, of UDP, and of the datagram.
+    const BEHIND: usize = 14 + 8 + Alike::BEGINNING;
+    [moved(BEHIND + 1), moved(BEHIND)]
+};
+
+/// What each value of a byte adds to a CRC if `behind` bytes follow it.
+#[expect(clippy::cast_possible_truncation, reason = "less than 256")]
+const fn moved(behind: usize) -> [u32; 256] {
+    // A step over a byte, its own or another, multiplies by x^8.
+    let mut steps = ONE;
+    let mut bits = 0;
+    while bits < 8 * (1 + behind) {
+        steps = multiply(steps, ONE >> 1);
+        bits += 1;
+    }
+    let mut of = [0; 256];
+    let mut byte = 0;
+    while byte < of.len() {
+        of[byte] = multiply(byte as u32, steps);
+        byte += 1;
+    }
+    of
 }
 
 /// Whether the ICRC at the end of a datagram is right. Less than a BTH and an ICRC is wrong.
@@ -344,11 +424,34 @@ mod tests {
                 recover_ident(&ip, &long[..len]);
                 recover_ident_rxe_flush(&ip, &long[..len]);
                 check(&ip, &long[..len]);
+                assert_eq!(Alike::new(&ip, &long[..len]).is_some(), len >= Bth::LEN);
+                if let Some(alike) = Alike::new(&ip, &long[..100]) {
+                    assert!(!alike.check(0, &long[..len]));
+                }
             }
         }
     }
 
     proptest! {
+        #[test]
+        fn what_is_alike_shares_a_sum(
+            mut sealed in proptest::collection::vec(any::<u8>(), 12..300), rest: [u8; 4],
+            ident: u16, df: bool, port: u16, v6: bool,
+        ) {
+            let ip = if v6 {
+                IpFields::v6(Ipv6Addr::LOCALHOST, Ipv6Addr::LOCALHOST, port)
+            } else {
+                IpFields::v4(A, B, 0x5555, df, port)
+            };
+            let alike = Alike::new(&ip, &sealed).unwrap();
+            let last = sealed.len() - 1;
+            sealed[last] ^= 0x40;
+            sealed[8..12].copy_from_slice(&rest);
+            let want = compute(&ip.with_ident(ident), &sealed);
+            prop_assert_eq!(alike.compute(ident, &sealed), want);
+            prop_assert!(alike.check(ident, &[&sealed[..], &want.to_le_bytes()].concat()));
+        }
+
         #[test]
         fn an_identification_is_recovered_at_any_length(
             mut datagram in proptest::collection::vec(any::<u8>(), 16..4200),

@@ -246,6 +246,8 @@ impl Opcode {
         COMPOSED[transport as usize >> 5][operation as usize][position as usize][tail as usize]
     }
 
+    /// RC SEND in one packet.
+    pub const RC_SEND_ONLY: Self = Self(0x04);
     /// RC ACKNOWLEDGE.
     pub const RC_ACK: Self = Self(0x11);
     /// RC READ request.

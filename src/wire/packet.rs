@@ -7,7 +7,7 @@
 use std::fmt;
 
 use super::aeth::Aeth;
-use super::bth::Bth;
+use super::bth::{Bth, pad_len};
 use super::error::Error;
 use super::headers::{AtomicAckEth, AtomicEth, Deth, Ext, Feth, Ieth, ImmDt, Rdeth, Reth, Xrceth};
 use super::icrc::{self, IpFields};
@@ -73,6 +73,15 @@ impl<'a> Packet<'a> {
             Some(payload) if payload > 0 && !packet.info.payload => Err(Error::UnexpectedPayload),
             Some(_) => Ok(packet),
         }
+    }
+
+    /// Reads a datagram that is [like](icrc::Alike) this one: as long, with the same bytes in front of the PSN. So
+    /// what was checked of this one holds for it. `None` if it is not like it.
+    pub(crate) fn another(&self, datagram: &'a [u8]) -> Option<Self> {
+        const N: usize = icrc::Alike::BEGINNING;
+        let alike = datagram.len() == self.datagram.len()
+            && datagram.first_chunk::<N>() == self.datagram.first_chunk::<N>();
+        alike.then_some(Self { datagram, ..*self })
     }
 
     /// What kind of packet it is.
@@ -199,6 +208,11 @@ impl<'a> Packet<'a> {
         u32::from_le_bytes(*self.chunk(self.datagram.len() - icrc::LEN))
     }
 
+    /// What the ICRC covers: from the BTH to the pad.
+    pub(crate) fn sealed(&self) -> &'a [u8] {
+        &self.datagram[..self.datagram.len() - icrc::LEN]
+    }
+
     /// The whole datagram.
     pub const fn datagram(&self) -> &'a [u8] {
         self.datagram
@@ -251,14 +265,34 @@ impl<'b> PacketBuilder<'b> {
     /// If `buf` is shorter than [`size`](Self::size), or `bth.opcode` is none that is known.
     pub fn new(buf: &'b mut [u8], bth: &Bth, ext: &Ext, payload_len: usize) -> Self {
         let opcode = Opcode::from_u8(bth.opcode).expect("only packets of known opcodes are built");
+        let bth = bth.with_pad_for(payload_len).emit();
+        let mut builder = Self::behind(&bth, buf, opcode, payload_len);
+        builder.put_ext(opcode, ext);
+        builder
+    }
+
+    /// Writes a BTH that is complete, pad count and all; [`put_ext`](Self::put_ext) writes what stands between it
+    /// and the payload, if the opcode has any of it.
+    #[inline(always)]
+    pub(crate) fn behind(
+        bth: &[u8; Bth::LEN],
+        buf: &'b mut [u8],
+        opcode: Opcode,
+        payload_len: usize,
+    ) -> Self {
         let size = Self::size(opcode, payload_len);
         assert!(buf.len() >= size, "a buffer of {} bytes for a packet of {size}", buf.len());
         let buf = &mut buf[..size];
-        let info = opcode.info();
-        let (bth_bytes, mut front) = buf[..info.header_len].split_at_mut(Bth::LEN);
-        bth_bytes.copy_from_slice(&Bth { pad_count: pad_len(payload_len), ..*bth }.emit());
+        let header_len = opcode.info().header_len;
+        buf[..Bth::LEN].copy_from_slice(bth);
+        Self { buf, header_len, payload_len }
+    }
+
+    /// Writes the extended headers that the opcode has. (An AETH alone: [`put_aeth`](Self::put_aeth).)
+    pub(crate) fn put_ext(&mut self, opcode: Opcode, ext: &Ext) {
+        let mut front = &mut self.buf[Bth::LEN..self.header_len];
         // The bits of the set are in the order of the headers on the wire.
-        let mut left = info.headers.bits();
+        let mut left = opcode.info().headers.bits();
         while left != 0 {
             let which = Headers::from_bits_retain(1 << left.trailing_zeros());
             left &= left - 1;
@@ -276,7 +310,12 @@ impl<'b> PacketBuilder<'b> {
                 _ => put(front, [0; 16]),
             };
         }
-        Self { buf, header_len: info.header_len, payload_len }
+    }
+
+    /// Writes an AETH, which is all that the opcode has behind the BTH: that of an ACK, or of a READ response.
+    #[inline]
+    pub(crate) fn put_aeth(&mut self, aeth: Aeth) {
+        self.buf[Bth::LEN..self.header_len].copy_from_slice(&aeth.emit());
     }
 
     /// Where the payload goes. Its bytes are what the buffer held; the caller writes all of them.
@@ -289,6 +328,15 @@ impl<'b> PacketBuilder<'b> {
         let (sealed, icrc) = self.buf.split_at_mut(self.buf.len() - icrc::LEN);
         sealed[self.header_len + self.payload_len..].fill(0);
         icrc.copy_from_slice(&icrc::compute(ip, sealed).to_le_bytes());
+        self.buf.len()
+    }
+
+    /// As [`finish`](Self::finish), for one of several that are alike.
+    #[inline]
+    pub(crate) fn finish_alike(self, alike: &icrc::Alike, ident: u16) -> usize {
+        let (sealed, icrc) = self.buf.split_at_mut(self.buf.len() - icrc::LEN);
+        sealed[self.header_len + self.payload_len..].fill(0);
+        icrc.copy_from_slice(&alike.compute(ident, sealed).to_le_bytes());
         self.buf.len()
     }
 
@@ -316,12 +364,6 @@ impl fmt::Debug for PacketBuilder<'_> {
             .field("payload_len", &self.payload_len)
             .finish_non_exhaustive()
     }
-}
-
-/// Bytes of pad behind a payload: up to the next multiple of 4.
-#[expect(clippy::cast_possible_truncation, reason = "two bits")]
-const fn pad_len(payload_len: usize) -> u8 {
-    (payload_len.wrapping_neg() & 3) as u8
 }
 
 /// Writes a header to the front, which has room for all headers of the opcode; gives what is left of it.

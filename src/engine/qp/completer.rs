@@ -21,7 +21,7 @@ use crate::engine::trace::NicEvent;
 use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::net::{Ecn, RxMeta};
 use crate::queue::wqe::sges;
-use crate::queue::{Cqe, CqeKind, SendFlags, SendOp};
+use crate::queue::{Cqe, CqeKind, SendFlags, SendOp, SendWqe};
 use crate::wire::num::Psn;
 use crate::wire::opcode::{Operation, Position};
 use crate::wire::packet::Packet;
@@ -45,6 +45,21 @@ enum Outcome {
     Wait(u8),
     /// The oldest request fails.
     Fail(WcStatus),
+}
+
+/// What is needed of a request when it is done.
+#[derive(Clone, Copy)]
+struct Done {
+    wr_id: u64,
+    length: u32,
+    op: SendOp,
+    flags: SendFlags,
+}
+
+impl Done {
+    const fn of(wqe: &SendWqe) -> Self {
+        Self { wr_id: wqe.wr_id, length: wqe.length, op: wqe.op, flags: wqe.flags }
+    }
 }
 
 impl Qp {
@@ -217,7 +232,7 @@ impl Qp {
         if placed.is_err() {
             return Outcome::Fail(WcStatus::LocProt);
         }
-        self.release_acked(c, index, &wqe, packet_index, packet_index + 1);
+        self.release_acked(c, index, wqe.op, wqe.length, packet_index, packet_index + 1);
         self.req.una_psn = psn.offset(1);
         self.req.in_stream = !last_of_request;
         if last_of_request {
@@ -249,7 +264,7 @@ impl Qp {
             return Outcome::Fail(WcStatus::LocProt);
         }
         self.observe_scattered(c, psn, 0, 8);
-        self.release_acked(c, index, &wqe, 0, 1);
+        self.release_acked(c, index, wqe.op, wqe.length, 0, 1);
         self.req.una_psn = psn.offset(1);
         self.req.rd_out = self.req.rd_out.saturating_sub(1);
         self.complete_oldest(c, wqe.length);
@@ -293,16 +308,17 @@ impl Qp {
             if more == 0 {
                 break Advance::Reached;
             }
-            let Some((&wqe, _)) = self.sq.get(index) else { break Advance::Reached };
+            let Some((wqe, _)) = self.sq.get(index) else { break Advance::Reached };
             if is_read_class(wqe.op) {
                 break Advance::Blocked;
             }
+            let wqe = Done::of(wqe);
             let from = steps(track.first, self.req.una_psn);
             let to = track.packets.min(from + more);
-            self.release_acked(c, index, &wqe, from, to);
+            self.release_acked(c, index, wqe.op, wqe.length, from, to);
             self.req.una_psn = track.first.offset(to);
             if to == track.packets {
-                self.complete_oldest(c, wqe.length);
+                self.complete_this(c, index, Some(wqe), wqe.length);
             }
         };
         self.catch_up();
@@ -341,20 +357,27 @@ impl Qp {
     /// The oldest request is done: completes it if its owner asked for that, and frees its slot.
     pub(super) fn complete_oldest(&mut self, c: &mut Common, byte_len: u32) {
         let index = self.req.una;
+        let done = self.sq.get(index).map(|(wqe, _)| Done::of(wqe));
+        self.complete_this(c, index, done, byte_len);
+    }
+
+    /// The same where it is at hand already.
+    #[inline(always)]
+    fn complete_this(&mut self, c: &mut Common, index: u32, done: Option<Done>, byte_len: u32) {
         if c.is_watched() && self.is_failed_by_judge(c, index) {
             return;
         }
         self.req.una = index.wrapping_add(1);
-        if let Some((wqe, _)) = self.sq.get(index) {
-            if matches!(wqe.op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
+        if let Some(done) = done {
+            if matches!(done.op, SendOp::Send | SendOp::SendImm | SendOp::SendInv) {
                 c.count(Counter::RdmaSends);
             }
-            if wqe.flags.contains(SendFlags::SIGNALED) {
+            if done.flags.contains(SendFlags::SIGNALED) {
                 let cqe = Cqe {
                     wqe_index: index,
-                    opcode: wqe.op.wc_opcode(),
+                    opcode: done.op.wc_opcode(),
                     byte_len,
-                    ..self.cqe(CqeKind::Send, wqe.wr_id, WcStatus::Success)
+                    ..self.cqe(CqeKind::Send, done.wr_id, WcStatus::Success)
                 };
                 c.complete(self.send_cq.cq, cqe, false);
             }

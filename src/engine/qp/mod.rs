@@ -19,6 +19,7 @@ mod requester;
 mod respond;
 mod responder;
 mod retry;
+mod row;
 mod selective;
 pub(crate) mod state;
 #[cfg(test)]

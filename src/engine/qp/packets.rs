@@ -8,13 +8,13 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::trace::NicEvent;
 use crate::engine::window::PACKET_CHARGE;
-use crate::mem::{Access, AccessError, PdId};
+use crate::mem::{Access, AccessError, LocalKey, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::wire::Opcode;
 use crate::wire::headers::{AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Qpn, Rkey};
-use crate::wire::opcode::{Operation, Position, Tail, Transport};
+use crate::wire::opcode::{Headers, Operation, Position, Tail, Transport};
 use crate::wire::packet::PacketBuilder;
 
 /// Index into what the requester has charged to windows.
@@ -29,13 +29,13 @@ pub(super) struct Plan {
     /// PSNs that it takes.
     pub(super) psns: u32,
     /// Where its payload starts in the message.
-    offset: usize,
+    pub(super) offset: usize,
     pub(super) payload: usize,
     /// Length that its header tells of: of the message, or of the part of a READ that is asked for.
     dma_len: u32,
     pub(super) ack_req: bool,
-    se: bool,
-    charge: u64,
+    pub(super) se: bool,
+    pub(super) charge: u64,
     window: usize,
     /// A READ or atomic that was not sent before.
     takes_credit: bool,
@@ -43,7 +43,7 @@ pub(super) struct Plan {
 
 impl Plan {
     /// What stands behind the BTH. (The opcode says which of it.)
-    fn ext(&self, wqe: &SendWqe) -> Ext {
+    pub(super) fn ext(&self, wqe: &SendWqe) -> Ext {
         let reth = Reth { va: wqe.remote_addr, rkey: wqe.rkey, dma_len: self.dma_len };
         let atomic = |swap_add, compare| {
             let eth = AtomicEth { va: wqe.remote_addr, rkey: wqe.rkey, swap_add, compare };
@@ -251,13 +251,17 @@ impl Qp {
         let ip = self.ip.with_ident(batch.ident());
         // It is there: the plan was made from it.
         let Some((wqe, words)) = self.sq.get(self.req.cur) else { return Ok(()) };
-        let ext = plan.ext(wqe);
-        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, plan.payload);
+        let bth = bth.with_pad_for(plan.payload).emit();
+        let mut builder = PacketBuilder::behind(&bth, batch.slot(size), plan.opcode, plan.payload);
+        if plan.opcode.info().headers != Headers::empty() {
+            builder.put_ext(plan.opcode, &plan.ext(wqe));
+        }
         let mut there = true;
         if plan.payload > 0 {
-            there = gather(c, self.pd, wqe, words, plan.offset, builder.payload_mut())?;
+            let to = builder.payload_mut();
+            there = gather(c, &mut None, self.pd, wqe, words, plan.offset, to)?;
         }
-        let size = if ext.feth.is_some() && c.config.rxe_flush && !c.config.elide {
+        let size = if c.config.rxe_flush && wqe.op == SendOp::Flush && !c.config.elide {
             builder.finish_rxe_flush(&ip)
         } else {
             c.seal(builder, &ip, there)
@@ -378,9 +382,12 @@ impl Qp {
     }
 }
 
-/// Collects payload from the buffers of a request. `false`: what could be collected is left where it is.
-pub(super) fn gather(
-    c: &Common,
+/// Collects payload from the buffers of a request. `false`: what could be collected is left where it is. `key`: the one
+/// that was used last, where that is kept.
+#[inline(always)]
+pub(super) fn gather<'c>(
+    c: &'c Common,
+    key: &mut Option<LocalKey<'c>>,
     pd: PdId,
     wqe: &SendWqe,
     words: &[u64],
@@ -400,7 +407,11 @@ pub(super) fn gather(
             continue;
         }
         let (now, rest) = dst.split_at_mut((len - skip).min(dst.len()));
-        let source = c.mrs.local(pd, &sge, Access::empty())?;
+        let known = match *key {
+            Some(key) if key.is(sge.lkey) => key,
+            _ => *key.insert(c.mrs.local_key(pd, sge.lkey, Access::empty())?),
+        };
+        let source = known.slice(&sge)?;
         if there {
             source.read_into(skip, now);
         }

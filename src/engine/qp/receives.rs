@@ -112,9 +112,15 @@ impl Qp {
     ) -> bool {
         let Some(wr_id) = self.rq.taken().map(|(wqe, _)| wqe.wr_id) else { return false };
         let cqe = fill(self.cqe(CqeKind::Recv, wr_id, status));
+        self.end_taken(c, cqe, solicited);
+        true
+    }
+
+    /// Completes the receive that was taken with this.
+    #[inline(always)]
+    pub(super) fn end_taken(&mut self, c: &mut Common, cqe: Cqe, solicited: bool) {
         c.complete(self.recv_cq.cq, cqe, solicited);
         self.rq.release();
-        true
     }
 
     /// Flushes the receives that it has: all of its own queue, or the one that it took from a shared queue.

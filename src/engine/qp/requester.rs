@@ -30,7 +30,7 @@ use crate::wire::opcode::Position;
 use crate::wire::packet::PacketBuilder;
 
 /// PSNs that may be unacknowledged: half of the number space, so that old and new can be told apart.
-const MAX_SPAN: u32 = 1 << 23;
+pub(super) const MAX_SPAN: u32 = 1 << 23;
 
 /// What is remembered of a request that was begun.
 #[derive(Clone, Copy, Debug, Default)]
@@ -208,7 +208,7 @@ impl Requester {
         self.track[index as usize & (self.track.len() - 1)]
     }
 
-    fn track_mut(&mut self, index: u32) -> &mut Track {
+    pub(super) fn track_mut(&mut self, index: u32) -> &mut Track {
         let mask = self.track.len() - 1;
         &mut self.track[index as usize & mask]
     }
@@ -328,8 +328,10 @@ impl Qp {
                 self.budget[REQUESTS] -= 1;
                 if self.kind.is_reliable() {
                     self.sent(c, &plan, size);
-                    if plan.opcode.info().position == Position::Middle {
-                        built = self.send_middles(c, batch, &plan, size);
+                    match plan.opcode.info().position {
+                        Position::Middle => built = self.send_middles(c, batch, &plan, size),
+                        Position::Only => self.send_row(c, batch, &plan, size),
+                        Position::First | Position::Last => {}
                     }
                 } else {
                     self.left(c, &plan, size);

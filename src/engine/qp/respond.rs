@@ -133,7 +133,6 @@ impl Qp {
             (false, false) => MIDDLE,
         };
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
-        let ext = Ext { aeth: Some(aeth), ..Ext::default() };
         if self.is_paced(c) {
             return Answer::Paced;
         }
@@ -141,9 +140,12 @@ impl Qp {
         if !batch.takes(&self.path, size) {
             return Answer::Full;
         }
-        let bth = self.bth(opcode, psn);
+        let bth = self.bth(opcode, psn).with_pad_for(payload).emit();
         let ip = self.ip.with_ident(batch.ident());
-        let mut builder = PacketBuilder::new(batch.slot(size), &bth, &ext, payload);
+        let mut builder = PacketBuilder::behind(&bth, batch.slot(size), opcode, payload);
+        if opcode != MIDDLE {
+            builder.put_aeth(aeth);
+        }
         if payload > 0 {
             let (at, bytes) = (va.wrapping_add(offset as u64), payload as u64);
             let there = !c.config.elide;
@@ -199,10 +201,17 @@ impl Qp {
             Ack::Nak(psn, REPORT) => return self.send_report(c, batch, psn),
             Ack::Nak(psn, syndrome) => (psn, syndrome),
         };
-        let ext = Ext { aeth: Some(Aeth { syndrome, msn: self.resp.msn }), ..Ext::default() };
-        if !self.emit(c, batch, Opcode::RC_ACK, psn, &ext) {
+        let opcode = Opcode::RC_ACK;
+        let size = PacketBuilder::size(opcode, 0);
+        if !batch.takes(&self.path, size) {
             return false;
         }
+        let bth = self.bth(opcode, psn).emit();
+        let ip = self.ip.with_ident(batch.ident());
+        let mut builder = PacketBuilder::behind(&bth, batch.slot(size), opcode, 0);
+        builder.put_aeth(Aeth { syndrome, msn: self.resp.msn });
+        let size = c.seal(builder, &ip, false);
+        batch.commit(&self.path, size, self.handle.as_u64());
         match syndrome {
             Syndrome::RnrNak { .. } => c.count(Counter::SendRnrErr),
             Syndrome::Nak(NakCode::SequenceError) => c.count(Counter::OutOfSeqRequest),

@@ -26,7 +26,7 @@ use crate::queue::{Cqe, CqeFlags, CqeKind};
 use crate::time::Instant;
 use crate::wire::headers::Reth;
 use crate::wire::num::{Msn, Psn, Rkey};
-use crate::wire::opcode::{Operation, Position};
+use crate::wire::opcode::{Headers, Opcode, Operation, Position};
 use crate::wire::packet::Packet;
 use crate::wire::{NakCode, Syndrome};
 
@@ -458,6 +458,10 @@ impl Qp {
     }
 
     pub(super) fn execute(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
+        if packet.opcode() == Opcode::RC_SEND_ONLY && self.resp.open == Open::Nothing {
+            // By far the most frequent one: needs no right, and has nothing that others may have.
+            return self.execute_send(c, packet, Position::Only, Headers::empty());
+        }
         let info = packet.info();
         let fits = match (self.resp.open, info.position.starts()) {
             (Open::Nothing, starts) => starts,
@@ -480,7 +484,7 @@ impl Qp {
             return Err(INVALID);
         }
         match info.operation {
-            Operation::Send => self.execute_send(c, packet),
+            Operation::Send => self.execute_send(c, packet, info.position, info.headers),
             Operation::Write => self.execute_write(c, packet),
             Operation::Read => self.execute_read(c, packet),
             Operation::AtomicWrite => self.execute_atomic_write(c, packet),
@@ -490,9 +494,10 @@ impl Qp {
     }
 
     /// Lengths that the position in a message prescribes, and the pad that belongs to the payload.
-    fn check_length(&self, packet: &Packet<'_>) -> Result<(), Refusal> {
+    #[inline(always)]
+    fn check_length(&self, packet: &Packet<'_>, position: Position) -> Result<(), Refusal> {
         let (len, mtu) = (packet.payload().len(), self.mtu.bytes());
-        let fits = match packet.info().position {
+        let fits = match position {
             Position::First | Position::Middle => len == mtu,
             Position::Last => (1..=mtu).contains(&len),
             Position::Only => len <= mtu,
@@ -501,18 +506,26 @@ impl Qp {
         if fits && padded { Ok(()) } else { Err(INVALID) }
     }
 
-    fn execute_send(&mut self, c: &mut Common, packet: &Packet<'_>) -> Result<(), Refusal> {
-        let info = packet.info();
-        if info.position.starts() {
+    /// `position` and `headers` are those of the opcode.
+    #[inline(always)]
+    fn execute_send(
+        &mut self,
+        c: &mut Common,
+        packet: &Packet<'_>,
+        position: Position,
+        headers: Headers,
+    ) -> Result<(), Refusal> {
+        if position.starts() {
             if !self.take_receive(c) {
                 return Err(Refusal::NotReady);
             }
             self.resp.taken = true;
             self.resp.bytes = 0;
         }
-        self.check_length(packet)?;
+        self.check_length(packet, position)?;
         let payload = packet.payload();
         let Some((wqe, list)) = self.rq.taken() else { return Err(INVALID) };
+        let wr_id = wqe.wr_id;
         self.resp.open = Open::Send;
         if self.resp.bytes + payload.len() > wqe.length as usize {
             c.count(Counter::RespLocalLengthError);
@@ -525,15 +538,19 @@ impl Qp {
         }
         self.observe_scattered(c, packet.psn(), self.resp.bytes, payload.len());
         self.resp.bytes += payload.len();
-        if info.position.ends() {
+        if position.ends() {
             self.judge_receive(c)?;
             let mut flags = CqeFlags::empty();
             let mut extra = 0;
-            if let Some(imm) = packet.immdt() {
+            if headers.contains(Headers::IMMDT)
+                && let Some(imm) = packet.immdt()
+            {
                 flags |= CqeFlags::WITH_IMM;
                 extra = imm.0;
             }
-            if let Some(ieth) = packet.ieth() {
+            if headers.contains(Headers::IETH)
+                && let Some(ieth) = packet.ieth()
+            {
                 // The key is dead before the application learns of it.
                 c.mrs
                     .invalidate(self.pd, self.qpn, ieth.rkey)
@@ -542,7 +559,13 @@ impl Qp {
                 extra = ieth.rkey.0;
             }
             let byte_len = u32::try_from(self.resp.bytes).unwrap_or(u32::MAX);
-            self.complete_receive(c, packet, WcOpcode::Recv, byte_len, flags, extra);
+            self.complete_with(c, wr_id, packet.se(), |cqe| Cqe {
+                opcode: WcOpcode::Recv as u8,
+                byte_len,
+                flags,
+                imm_or_inv: extra,
+                ..cqe
+            });
             self.resp.msn = self.resp.msn.offset(1);
         }
         Ok(())
@@ -556,7 +579,7 @@ impl Qp {
             }
             self.resp.taken = true;
         }
-        self.check_length(packet)?;
+        self.check_length(packet, info.position)?;
         let payload = packet.payload();
         let len = payload.len();
         if let Some(reth) = packet.reth() {
@@ -652,10 +675,28 @@ impl Qp {
     ) {
         let src_qpn = packet.deth().map_or(self.dest_qp, |deth| deth.src_qp).raw();
         let fill = |cqe| Cqe { opcode: opcode as u8, byte_len, flags, imm_or_inv, src_qpn, ..cqe };
-        if self.end_receive(c, WcStatus::Success, packet.se(), fill) {
-            c.count(Counter::RdmaRecvs);
-            c.received = true;
+        match self.rq.taken().map(|(wqe, _)| wqe.wr_id) {
+            Some(wr_id) => self.complete_with(c, wr_id, packet.se(), fill),
+            None => self.resp.taken = false,
         }
+    }
+
+    /// Completes the receive that was taken, which is this one, with what `fill` makes of the skeleton.
+    #[inline(always)]
+    fn complete_with(
+        &mut self,
+        c: &mut Common,
+        wr_id: u64,
+        solicited: bool,
+        fill: impl FnOnce(Cqe) -> Cqe,
+    ) {
+        let cqe = Cqe {
+            src_qpn: self.dest_qp.raw(),
+            ..self.cqe(CqeKind::Recv, wr_id, WcStatus::Success)
+        };
+        self.end_taken(c, fill(cqe), solicited);
+        c.count(Counter::RdmaRecvs);
+        c.received = true;
         self.resp.taken = false;
     }
 

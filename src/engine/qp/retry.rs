@@ -14,7 +14,7 @@ use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::engine::trace::NicEvent;
 use crate::engine::window::{PACKET_CHARGE, WindowId};
-use crate::queue::{SendOp, SendWqe};
+use crate::queue::SendOp;
 use crate::time::Duration;
 use crate::wire::aeth;
 use crate::wire::num::Psn;
@@ -214,7 +214,8 @@ impl Qp {
         &mut self,
         c: &mut Common,
         index: u32,
-        wqe: &SendWqe,
+        op: SendOp,
+        length: u32,
         from: u32,
         to: u32,
     ) {
@@ -225,12 +226,12 @@ impl Qp {
             0 => to.min(r.cur_packet),
             1.. => from,
         };
-        let len = if is_atomic(wqe.op) { 0 } else { wqe.length };
+        let len = if is_atomic(op) { 0 } else { length };
         let charged = charge(len, mtu, from, sent.max(from));
-        let payload = charge(wqe.length, mtu, from, to) - u64::from(to - from) * PACKET_CHARGE;
+        let payload = charge(length, mtu, from, to) - u64::from(to - from) * PACKET_CHARGE;
         let payload = u32::try_from(payload).unwrap_or(u32::MAX);
         r.acked_bytes = r.acked_bytes.saturating_add(payload);
-        let which = if wqe.op == SendOp::Read { TO_US } else { TO_PEER };
+        let which = if op == SendOp::Read { TO_US } else { TO_PEER };
         debug_assert!(r.charged[which] >= charged, "released {charged} of {:?}", r.charged);
         r.charged[which] = r.charged[which].saturating_sub(charged);
         if which == TO_PEER {

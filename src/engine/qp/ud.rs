@@ -113,7 +113,7 @@ impl Qp {
         if payload > 0
             && let Some((wqe, words)) = self.sq.get(self.req.cur)
         {
-            there = gather(c, self.pd, wqe, words, 0, builder.payload_mut())
+            there = gather(c, &mut None, self.pd, wqe, words, 0, builder.payload_mut())
                 .map_err(|_| WcStatus::LocProt)?;
             let (qpn, psn) = (self.qpn.raw(), psn.raw());
             c.observe(|| NicEvent::Gathered { qpn, psn, offset: 0, bytes: payload });
