@@ -138,7 +138,7 @@ impl Side {
     fn new(ip: Ipv4Addr, peer: Ipv4Addr) -> Self {
         let caps = PortCaps {
             src_port: SrcPort::Entropy,
-            ident: Ident::Chosen,
+            ident: Ident::ZeroThenIndex,
             gso_segments_v4: 16,
             gso_segments_v6: 16,
             max_transmit: 65_507,
@@ -482,8 +482,7 @@ impl World {
                     break;
                 };
                 let size = transmit.segment_size.map_or(transmit.len, usize::from);
-                let mut ident = transmit.ident;
-                for datagram in self.buf[..transmit.len].chunks(size) {
+                for (ident, datagram) in (0..).zip(self.buf[..transmit.len].chunks(size)) {
                     let packet = Packet::parse(datagram).expect("what is sent is a packet");
                     assert!(packet.payload().len() <= MTU.bytes());
                     let path = transmit.path;
@@ -491,8 +490,7 @@ impl World {
                     assert_eq!((path.src, path.dst), (ips.0.into(), ips.1.into()));
                     let ip = IpFields::v4(ips.0, ips.1, ident, true, path.src_port);
                     assert!(icrc::check(&ip, datagram));
-                    let meta = RxMeta { path, ident: Some(ident), df: Some(true), gro_index: 0 };
-                    ident = ident.wrapping_add(1);
+                    let meta = RxMeta { path, ident: None, df: None, gro_index: ident };
                     let arrival = self.now + DELAY;
                     let fate = self.fates.pop_front().unwrap_or(Fate::Pass);
                     let late = arrival + DELAY * 8;
@@ -528,8 +526,18 @@ impl World {
             let Some(next) = self.next().filter(|&at| at <= end) else { break };
             self.now = self.now.max(next);
             while let Some(entry) = self.wire.first_entry().filter(|e| e.key().0 <= self.now) {
-                let (to, meta, datagram) = entry.remove();
-                self.sides[to].engine.handle_datagram(self.now, &meta, &datagram);
+                let (at, (to, meta, mut bytes)) = entry.remove_entry();
+                // What follows it without a gap comes in merged.
+                let (size, mut last) = (bytes.len(), meta);
+                while let Some(entry) = self.wire.first_entry().filter(|e| e.key().0 == at.0) {
+                    last.gro_index += 1;
+                    let (next_to, next, datagram) = entry.get();
+                    if (*next_to, *next) != (to, last) || datagram.len() != size {
+                        break;
+                    }
+                    bytes.extend(entry.remove().2);
+                }
+                self.sides[to].engine.handle_merged(self.now, &meta, &bytes, size);
             }
             for side in &mut self.sides {
                 while side.engine.handle_timeout(self.now, 16) {}

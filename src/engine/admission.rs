@@ -20,7 +20,7 @@ use super::trace::{NicEvent, PacketBrief};
 use crate::net::{Ecn, RxMeta};
 use crate::time::Instant;
 use crate::wire::Error;
-use crate::wire::icrc::{self, Alike, IpFields};
+use crate::wire::icrc::{self, IpFields};
 use crate::wire::num::Qpn;
 use crate::wire::opcode::{Operation, Transport};
 use crate::wire::packet::Packet;
@@ -92,11 +92,9 @@ impl Engine {
         first: &'d [u8],
         mut rest: &'d [u8],
     ) -> &'d [u8] {
-        let (path, df) = (&meta.path, meta.df.unwrap_or(true));
-        let ip = IpFields::new(path.src, path.dst, 0, df, path.src_port);
-        let (Some(ip), Ok(first)) = (ip, Packet::parse(first)) else { return rest };
-        let Some(alike) = Alike::new(&ip, first.sealed()) else { return rest };
+        let (Ok(first), Some(qp)) = (Packet::parse(first), self.qps.at(slot)) else { return rest };
         let (size, is_request) = (first.datagram().len(), first.info().is_request());
+        let Some(alike) = qp.came_alike(meta, is_request, first.sealed()) else { return rest };
         let mut taken = 0;
         while let Some((datagram, behind)) = rest.split_at_checked(size) {
             let Some(packet) = first.another(datagram) else { break };
@@ -168,17 +166,7 @@ impl Engine {
             self.common.count(Counter::BadPkeyCntr);
             return None;
         }
-        let mut seal = if self.common.config.elide {
-            Some(Seal::Exact)
-        } else {
-            check_seal(&mut self.idents, self.common.config.icrc, meta, datagram, BOOK)
-        };
-        if seal.is_none() && info.operation == Operation::Flush {
-            seal = check_seal(&mut self.idents, self.common.config.icrc, meta, datagram, RXE_FLUSH);
-            if seal.is_some() {
-                self.common.count(Counter::IcrcRxeFlush);
-            }
-        }
+        let seal = self.check_seal(meta, &packet, &to);
         match seal {
             Some(Seal::Exact) => self.common.count(Counter::IcrcExact),
             Some(Seal::Recovered) => self.common.count(Counter::IcrcRecovered),
@@ -225,6 +213,48 @@ impl Engine {
         (in_rows && hidden && !seen).then_some(slot)
     }
 
+    /// Checks the ICRC.
+    #[inline(always)]
+    fn check_seal(&mut self, meta: &RxMeta, packet: &Packet<'_>, to: &To) -> Option<Seal> {
+        if self.common.config.elide {
+            return Some(Seal::Exact);
+        }
+        let (sealed, info) = (packet.sealed(), packet.info());
+        let check = Check { idents: &mut self.idents, policy: self.common.config.icrc, meta };
+        if let To::One(slot) = to
+            && let Some(qp) = self.qps.at(*slot)
+            && qp.kind != QpType::Ud
+            && info.operation != Operation::Flush
+        {
+            let alike = qp.came_alike(meta, info.is_request(), sealed)?;
+            return check.seal(packet, sealed.len(), |ident| alike.compute(ident, sealed));
+        }
+        self.check_seal_apart(meta, packet)
+    }
+
+    /// The same where not much is shared with other packets.
+    fn check_seal_apart(&mut self, meta: &RxMeta, packet: &Packet<'_>) -> Option<Seal> {
+        let (path, df) = (&meta.path, meta.df.unwrap_or(true));
+        let ip = IpFields::new(path.src, path.dst, 0, df, path.src_port)?;
+        let (sealed, policy) = (packet.sealed(), self.common.config.icrc);
+        let check = Check { idents: &mut self.idents, policy, meta };
+        let by_the_book = |ident| icrc::compute(&ip.with_ident(ident), sealed);
+        let seal = check.seal(packet, sealed.len(), by_the_book);
+        if seal.is_some() || packet.info().operation != Operation::Flush {
+            return seal;
+        }
+        // That of rdma_rxe, the only one that it sends. It covers all that the standard's covers, and is accepted
+        // for that operation alone: an error that it lets through is as unlikely, and a FLUSH changes no byte of
+        // memory. What we send is sealed by the standard, but for devices that were told otherwise.
+        let check = Check { idents: &mut self.idents, policy, meta };
+        let by_rxe = |ident| icrc::compute_rxe_flush(&ip.with_ident(ident), sealed);
+        let seal = check.seal(packet, 2 * sealed.len(), by_rxe);
+        if seal.is_some() {
+            self.common.count(Counter::IcrcRxeFlush);
+        }
+        seal
+    }
+
     /// Whom a packet is for, or why it is for nobody.
     #[inline(always)]
     fn addressee(&mut self, meta: &RxMeta, packet: &Packet<'_>) -> Result<To, Counter> {
@@ -258,55 +288,40 @@ enum To {
     Group,
 }
 
-/// A way to compute ICRCs: whether one is right, and which identification explains it.
-#[derive(Clone, Copy)]
-struct Crc {
-    check: fn(&IpFields, &[u8]) -> bool,
-    recover: fn(&IpFields, &[u8]) -> Option<u16>,
+/// A look at an ICRC.
+struct Check<'a> {
+    idents: &'a mut Idents,
+    policy: IcrcPolicy,
+    meta: &'a RxMeta,
 }
 
-/// That of the standard.
-const BOOK: Crc = Crc { check: icrc::check, recover: icrc::recover_ident };
-
-/// That of rdma_rxe for a FLUSH, the only one that it sends. It covers all that the standard's covers, and
-/// is accepted for that operation alone: an error that it lets through is as unlikely, and a FLUSH changes
-/// no byte of memory. What we send is sealed by the standard, but for devices that were told otherwise.
-const RXE_FLUSH: Crc = Crc { check: icrc::check_rxe_flush, recover: icrc::recover_ident_rxe_flush };
-
-/// Checks the ICRC, with the IPv4 identification that is known, likely, or at least possible.
-fn check_seal(
-    idents: &mut Idents,
-    policy: IcrcPolicy,
-    meta: &RxMeta,
-    datagram: &[u8],
-    crc: Crc,
-) -> Option<Seal> {
-    let path = &meta.path;
-    let fields = |ident, df| IpFields::new(path.src, path.dst, ident, df, path.src_port);
-    let df = meta.df.unwrap_or(true);
-    if let Some(ident) = meta.ident {
-        return (crc.check)(&fields(ident, df)?, datagram).then_some(Seal::Exact);
-    }
-    // The identification that the sender's kernel most likely wrote comes first, so that one look is enough.
-    let ip = fields(meta.gro_index, df)?;
-    if (crc.check)(&ip, datagram) {
-        return Some(Seal::Exact);
-    }
-    if path.dst.is_ipv6() {
-        return None;
-    }
-    if meta.gro_index > 0 && (crc.check)(&ip.with_ident(0), datagram) {
-        return Some(Seal::Exact);
-    }
-    if policy == IcrcPolicy::Exact {
-        return None;
-    }
-    let ident = (crc.recover)(&ip, datagram)?;
-    if idents.is_likely(path.src, ident) {
-        Some(Seal::Recovered)
-    } else if policy == IcrcPolicy::Recover {
-        Some(Seal::Inferred)
-    } else {
-        None
+impl Check<'_> {
+    /// Whether it is right, with the IPv4 identification that is known, likely, or at least possible. `sum` gives the
+    /// right one for each, and covers so many bytes behind the UDP header.
+    #[inline(always)]
+    fn seal(self, packet: &Packet<'_>, covered: usize, sum: impl Fn(u16) -> u32) -> Option<Seal> {
+        let (meta, icrc) = (self.meta, packet.icrc());
+        // What the sender's kernel most likely wrote comes first, so that one look is enough.
+        if sum(meta.ident.unwrap_or(meta.gro_index)) == icrc {
+            return Some(Seal::Exact);
+        }
+        if meta.ident.is_some() || meta.path.dst.is_ipv6() {
+            return None;
+        }
+        let apart = icrc ^ sum(0);
+        if apart == 0 {
+            return Some(Seal::Exact);
+        }
+        if self.policy == IcrcPolicy::Exact {
+            return None;
+        }
+        let ident = icrc::explain(apart, covered)?;
+        if self.idents.is_likely(meta.path.src, ident) {
+            Some(Seal::Recovered)
+        } else if self.policy == IcrcPolicy::Recover {
+            Some(Seal::Inferred)
+        } else {
+            None
+        }
     }
 }

@@ -157,6 +157,9 @@ fn masked_transport(src_port: u16, udp_len: u16, bth: &[u8; Bth::LEN]) -> [u8; 8
 /// to the sum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Alike {
+    beginning: [u8; Self::BEGINNING],
+    /// Bytes from the BTH to the pad.
+    sealed: u32,
     /// The sum of what they share, with identification 0.
     shared: u32,
     has_ident: bool,
@@ -166,6 +169,10 @@ impl Alike {
     /// Bytes with which each of them begins.
     pub(crate) const BEGINNING: usize = 8;
 
+    /// Those of which there are none.
+    pub(crate) const NONE: Self =
+        Self { beginning: [0; Self::BEGINNING], sealed: 0, shared: 0, has_ident: false };
+
     /// Those that are like `sealed`, a datagram from the BTH to the pad. The identification of `ip` does not
     /// matter. `None` for less than a BTH.
     pub(crate) fn new(ip: &IpFields, sealed: &[u8]) -> Option<Self> {
@@ -173,16 +180,38 @@ impl Alike {
         let len = headers(&mut b, &ip.with_ident(0), sealed.len(), sealed.first_chunk()?);
         let mut hasher = BEHIND_ONES.clone();
         hasher.update(&b[..len - (Bth::LEN - Self::BEGINNING)]);
-        Some(Self { shared: hasher.finalize(), has_ident: matches!(ip.0, Family::V4 { .. }) })
+        Some(Self {
+            beginning: *sealed.first_chunk()?,
+            sealed: u32::try_from(sealed.len()).ok()?,
+            shared: hasher.finalize(),
+            has_ident: matches!(ip.0, Family::V4 { .. }),
+        })
+    }
+
+    /// Whether this is one of them, as far as the datagram tells.
+    #[inline]
+    pub(crate) fn has(&self, sealed: &[u8]) -> bool {
+        sealed.len() == self.sealed as usize && sealed.first_chunk() == Some(&self.beginning)
     }
 
     /// The ICRC of one of them; `sealed` is all of it, from the BTH to the pad.
+    ///
+    /// The word with the PSN is summed apart. It may have been written just now, and a processor that loads 16
+    /// bytes at once waits for the stores of which they are made.
     #[inline]
     pub(crate) fn compute(&self, ident: u16, sealed: &[u8]) -> u32 {
+        let Some((head, rest)) = sealed.split_first_chunk::<{ Bth::LEN }>() else { return 0 };
+        let [.., a, b, c, d] = *head;
         let ident = if self.has_ident { ident } else { 0 };
         let [high, low] = ident.to_be_bytes();
         let added = IDENT[0][usize::from(high)] ^ IDENT[1][usize::from(low)];
-        crc(self.shared ^ added, sealed.get(Self::BEGINNING..).unwrap_or_default())
+        let sum = word(self.shared ^ added, [a, b, c, d]);
+        match *rest {
+            [] => sum,
+            // An ACK.
+            [a, b, c, d] => word(sum, [a, b, c, d]),
+            _ => crc(sum, rest),
+        }
     }
 
     /// Whether the ICRC at the end of one of them is right.
@@ -191,6 +220,18 @@ impl Alike {
         split(datagram).is_some_and(|(sealed, icrc)| self.compute(ident, sealed) == icrc)
     }
 }
+
+/// Continues a CRC (a finished one) over four bytes.
+#[inline]
+fn word(so_far: u32, bytes: [u8; 4]) -> u32 {
+    // As a remainder, which is what a step works on.
+    let [a, b, c, d] = (!so_far ^ u32::from_le_bytes(bytes)).to_le_bytes();
+    let [t3, t2, t1, t0] = &WORD;
+    !(t3[usize::from(a)] ^ t2[usize::from(b)] ^ t1[usize::from(c)] ^ t0[usize::from(d)])
+}
+
+/// What each value of the four bytes of a word adds to a remainder.
+static WORD: [[u32; 256]; 4] = [moved(3), moved(2), moved(1), moved(0)];
 
 /// What each value of the two bytes of an identification adds to the sum of what datagrams share.
 static IDENT: [[u32; 256]; 2] = {
@@ -236,20 +277,21 @@ pub fn check(ip: &IpFields, datagram: &[u8]) -> bool {
 pub fn recover_ident(ip: &IpFields, datagram: &[u8]) -> Option<u16> {
     let IpFields(Family::V4 { .. }) = ip else { return None };
     let (sealed, icrc) = split(datagram)?;
-    solve(icrc ^ compute(&ip.with_ident(0), sealed), sealed.len())
+    explain(icrc ^ compute(&ip.with_ident(0), sealed), sealed.len())
 }
 
 /// The same for a FLUSH of Linux rdma_rxe, see [`compute_rxe_flush`].
 pub fn recover_ident_rxe_flush(ip: &IpFields, datagram: &[u8]) -> Option<u16> {
     let IpFields(Family::V4 { .. }) = ip else { return None };
     let (sealed, icrc) = split(datagram)?;
-    solve(icrc ^ compute_rxe_flush(&ip.with_ident(0), sealed), 2 * sealed.len())
+    explain(icrc ^ compute_rxe_flush(&ip.with_ident(0), sealed), 2 * sealed.len())
 }
 
-/// The identification that makes this difference, with `behind` bytes between the UDP header and the CRC.
-fn solve(delta: u32, behind: usize) -> Option<u16> {
-    // Behind the identification: 14 bytes of IP, 8 of UDP, and what is sealed; and the 32 bits of the CRC.
-    let n = u16::try_from(14 + 8 + behind + 4).ok()?;
+/// The identification that makes this difference to a sum with identification 0 that covers so many bytes behind the
+/// UDP header.
+pub(crate) fn explain(delta: u32, covered: usize) -> Option<u16> {
+    // Behind the identification: 14 bytes of IP, 8 of UDP, and what is covered; and the 32 bits of the CRC.
+    let n = u16::try_from(14 + 8 + covered + 4).ok()?;
     let ident = multiply(delta, inverse_of_bytes(n));
     let [high, low, 0, 0] = ident.to_be_bytes() else { return None };
     // Bits of a CRC run backwards, so the byte that stands first in the packet is the lower one.
@@ -447,6 +489,8 @@ mod tests {
             let last = sealed.len() - 1;
             sealed[last] ^= 0x40;
             sealed[8..12].copy_from_slice(&rest);
+            prop_assert!(alike.has(&sealed));
+            prop_assert!(!alike.has(&sealed[..last]));
             let want = compute(&ip.with_ident(ident), &sealed);
             prop_assert_eq!(alike.compute(ident, &sealed), want);
             prop_assert!(alike.check(ident, &[&sealed[..], &want.to_le_bytes()].concat()));

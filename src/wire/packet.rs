@@ -323,6 +323,12 @@ impl<'b> PacketBuilder<'b> {
         &mut self.buf[self.header_len..self.header_len + self.payload_len]
     }
 
+    /// What the ICRC covers. Headers are written already.
+    #[inline]
+    pub(crate) fn sealed(&self) -> &[u8] {
+        &self.buf[..self.buf.len() - icrc::LEN]
+    }
+
     /// Zeroes the pad, writes the ICRC, and returns the size of the packet.
     pub fn finish(self, ip: &IpFields) -> usize {
         let (sealed, icrc) = self.buf.split_at_mut(self.buf.len() - icrc::LEN);

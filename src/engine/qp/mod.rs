@@ -20,6 +20,7 @@ mod respond;
 mod responder;
 mod retry;
 mod row;
+mod seals;
 mod selective;
 pub(crate) mod state;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use notification::Notification;
 pub(crate) use receives::Receives;
 use requester::Requester;
 use responder::Responder;
+use seals::Seals;
 
 use super::batch::Batch;
 use super::cc::CongestionControl;
@@ -213,6 +215,8 @@ pub(crate) struct Qp {
     first: u8,
     /// What it tells of packets that came in marked.
     notification: Notification,
+    /// What ICRCs have in common.
+    seals: Seals,
 }
 
 /// Indices into [`Qp::budget`].
@@ -298,6 +302,7 @@ impl Qp {
             ack_follows: false,
             first: 0,
             notification: Notification::NONE,
+            seals: Seals::NONE,
         }
     }
 
@@ -307,6 +312,7 @@ impl Qp {
             self.path.traffic_class |= Ecn::Ect0 as u8;
         }
         self.ip = ip;
+        self.seals = Seals::NONE;
     }
 
     pub(crate) fn set_state(&mut self, state: QpState) {

@@ -2,6 +2,7 @@
 
 use super::requester::{Controller, Track, is_read_class};
 use super::retry::ack_timeout;
+use super::seals::REQUEST;
 use super::{Qp, REQUESTS};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
@@ -248,7 +249,7 @@ impl Qp {
         let mut bth = self.bth(plan.opcode, plan.psn);
         bth.ack_req = plan.ack_req;
         bth.se = plan.se;
-        let ip = self.ip.with_ident(batch.ident());
+        let ident = batch.ident();
         // It is there: the plan was made from it.
         let Some((wqe, words)) = self.sq.get(self.req.cur) else { return Ok(()) };
         let bth = bth.with_pad_for(plan.payload).emit();
@@ -262,9 +263,9 @@ impl Qp {
             there = gather(c, &mut None, self.pd, wqe, words, plan.offset, to)?;
         }
         let size = if c.config.rxe_flush && wqe.op == SendOp::Flush && !c.config.elide {
-            builder.finish_rxe_flush(&ip)
+            builder.finish_rxe_flush(&self.ip.with_ident(ident))
         } else {
-            c.seal(builder, &ip, there)
+            self.seal(c, REQUEST, builder, ident, there)
         };
         batch.commit(&self.path, size, self.handle.as_u64());
         Ok(())

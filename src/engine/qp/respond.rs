@@ -8,6 +8,7 @@
 
 use super::annex::Advance;
 use super::responder::{Ack, Resource, What};
+use super::seals::RESPONSE;
 use super::selective::REPORT;
 use super::{ANSWERS, Qp, Turn};
 use crate::engine::batch::Batch;
@@ -88,7 +89,7 @@ impl Qp {
     }
 
     fn answer_atomic(
-        &self,
+        &mut self,
         c: &Common,
         batch: &mut Batch<'_>,
         resource: &Resource,
@@ -105,7 +106,7 @@ impl Qp {
     }
 
     /// ATOMIC WRITE and FLUSH are answered as a READ of no bytes would be.
-    fn answer_done(&self, c: &Common, batch: &mut Batch<'_>, resource: &Resource) -> Answer {
+    fn answer_done(&mut self, c: &Common, batch: &mut Batch<'_>, resource: &Resource) -> Answer {
         let aeth = Aeth { syndrome: Syndrome::ACK, msn: resource.msn };
         let ext = Ext { aeth: Some(aeth), ..Ext::default() };
         if self.emit(c, batch, ONLY, resource.first, &ext) { Answer::Sent } else { Answer::Full }
@@ -141,7 +142,7 @@ impl Qp {
             return Answer::Full;
         }
         let bth = self.bth(opcode, psn).with_pad_for(payload).emit();
-        let ip = self.ip.with_ident(batch.ident());
+        let ident = batch.ident();
         let mut builder = PacketBuilder::behind(&bth, batch.slot(size), opcode, payload);
         if opcode != MIDDLE {
             builder.put_aeth(aeth);
@@ -155,7 +156,7 @@ impl Qp {
                 Err(_) => return self.lose_source(c, batch, place, resource),
             }
         }
-        let size = c.seal(builder, &ip, false);
+        let size = self.seal(c, RESPONSE, builder, ident, false);
         batch.commit(&self.path, size, self.handle.as_u64());
         self.pace(c, size + self.path.header_len());
         Answer::Sent
@@ -207,10 +208,10 @@ impl Qp {
             return false;
         }
         let bth = self.bth(opcode, psn).emit();
-        let ip = self.ip.with_ident(batch.ident());
+        let ident = batch.ident();
         let mut builder = PacketBuilder::behind(&bth, batch.slot(size), opcode, 0);
         builder.put_aeth(Aeth { syndrome, msn: self.resp.msn });
-        let size = c.seal(builder, &ip, false);
+        let size = self.seal(c, RESPONSE, builder, ident, false);
         batch.commit(&self.path, size, self.handle.as_u64());
         match syndrome {
             Syndrome::RnrNak { .. } => c.count(Counter::SendRnrErr),
@@ -224,7 +225,7 @@ impl Qp {
 
     /// A packet without payload.
     pub(super) fn emit(
-        &self,
+        &mut self,
         c: &Common,
         batch: &mut Batch<'_>,
         opcode: Opcode,
@@ -235,9 +236,10 @@ impl Qp {
         if !batch.takes(&self.path, size) {
             return false;
         }
-        let ip = self.ip.with_ident(batch.ident());
-        let builder = PacketBuilder::new(batch.slot(size), &self.bth(opcode, psn), ext, 0);
-        let size = c.seal(builder, &ip, false);
+        let ident = batch.ident();
+        let bth = self.bth(opcode, psn);
+        let builder = PacketBuilder::new(batch.slot(size), &bth, ext, 0);
+        let size = self.seal(c, RESPONSE, builder, ident, false);
         batch.commit(&self.path, size, self.handle.as_u64());
         true
     }

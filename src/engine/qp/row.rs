@@ -8,12 +8,12 @@
 
 use super::packets::{Plan, TO_PEER, gather};
 use super::requester::{MAX_SPAN, Track};
+use super::seals::REQUEST;
 use super::{Qp, REQUESTS, steps};
 use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::qp::attr::QpState;
 use crate::queue::SendFlags;
-use crate::wire::icrc::Alike;
 use crate::wire::opcode::{Headers, Operation};
 use crate::wire::packet::PacketBuilder;
 
@@ -42,9 +42,8 @@ impl Qp {
         // What of the flags decides how it is sent. One with a fence may have to wait.
         let deciding = SendFlags::FENCE | SendFlags::SOLICITED;
         let (op, length, flags) = (first.op, first.length, first.flags & SendFlags::SOLICITED);
-        let Some(alike) = batch.last(size).and_then(|sealed| Alike::new(&self.ip, sealed)) else {
-            return;
-        };
+        let Some(last) = batch.last(size) else { return };
+        let alike = self.left_alike(REQUEST, last);
         let mut bth = self.bth(plan.opcode, plan.psn);
         (bth.ack_req, bth.se) = (plan.ack_req, plan.se);
         let mut bth = bth.with_pad_for(plan.payload).emit();

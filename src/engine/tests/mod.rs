@@ -10,6 +10,7 @@ mod pacing;
 pub(crate) mod pair;
 mod random;
 mod rc;
+mod rows;
 mod selective;
 mod sharing;
 mod sizes;

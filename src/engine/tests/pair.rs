@@ -175,6 +175,9 @@ pub(crate) struct Setup {
     pub(crate) config: fn(&mut EngineConfig),
     pub(crate) rx_buffer: Option<usize>,
     pub(crate) v6: bool,
+    /// Most segments of a transmission.
+    pub(crate) gso: usize,
+    pub(crate) ident: Ident,
     pub(crate) sig_all: bool,
     pub(crate) cc: Option<fn() -> Box<dyn CongestionControl>>,
 }
@@ -197,6 +200,8 @@ impl Default for Setup {
             config: |_| {},
             rx_buffer: None,
             v6: false,
+            gso: 64,
+            ident: Ident::Chosen,
             sig_all: false,
             cc: None,
         }
@@ -215,9 +220,9 @@ impl Pair {
         let sides = [0, 1].map(|i: u8| {
             let caps = PortCaps {
                 src_port: SrcPort::Entropy,
-                ident: Ident::Chosen,
-                gso_segments_v4: 64,
-                gso_segments_v6: 64,
+                ident: setup.ident,
+                gso_segments_v4: setup.gso,
+                gso_segments_v6: setup.gso,
                 max_transmit: 65_507,
                 mtu: 9000,
                 rx_buffer: setup.rx_buffer,
