@@ -2,8 +2,8 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::control::messages;
-use super::sys::Incoming;
+use super::control::{Name, messages};
+use super::sys::{Incoming, RECEIVED_CONTROL};
 use crate::net::{Path, RxMeta};
 
 /// Index of the loopback interface in every network namespace (`LOOPBACK_IFINDEX` of the kernel).
@@ -17,11 +17,51 @@ pub(super) enum Dropped {
     Malformed,
 }
 
-/// Puts together what is known of a datagram, for an address of the interface `if_index`.
-pub(super) fn describe(
-    incoming: &Incoming<'_>,
+/// What is known of a datagram, and the size of its segments if it is several.
+type Described = Result<(RxMeta, Option<u16>), Dropped>;
+
+/// Describes datagrams, and remembers the last one: the next mostly comes from the same sender in the same way.
+#[derive(Debug)]
+pub(super) struct Arrivals {
+    from: [u8; Name::SPACE],
+    control: Vec<u8>,
     if_index: u32,
-) -> Result<(RxMeta, Option<u16>), Dropped> {
+    described: Described,
+}
+
+impl Default for Arrivals {
+    fn default() -> Self {
+        Self {
+            from: [0; Name::SPACE],
+            control: Vec::with_capacity(RECEIVED_CONTROL),
+            if_index: 0,
+            described: Err(Dropped::Malformed),
+        }
+    }
+}
+
+impl Arrivals {
+    /// As [`describe`].
+    pub(super) fn describe(&mut self, incoming: &Incoming<'_>, if_index: u32) -> Described {
+        if incoming.truncated {
+            return Err(Dropped::Truncated);
+        }
+        if incoming.from.bytes() != &self.from
+            || incoming.control != &self.control[..]
+            || if_index != self.if_index
+        {
+            self.from = *incoming.from.bytes();
+            self.control.clear();
+            self.control.extend_from_slice(incoming.control);
+            self.if_index = if_index;
+            self.described = describe(incoming, if_index);
+        }
+        self.described
+    }
+}
+
+/// Puts together what is known of a datagram, for an address of the interface `if_index`.
+fn describe(incoming: &Incoming<'_>, if_index: u32) -> Described {
     if incoming.truncated {
         return Err(Dropped::Truncated);
     }
@@ -83,7 +123,7 @@ pub(super) fn describe(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::port::control::{Name, space};
+    use crate::port::control::space;
 
     /// Control data as Linux writes it for a datagram to 127.0.0.2 that came in by interface 1.
     fn control(if_index: u32) -> Vec<u8> {
@@ -130,6 +170,31 @@ mod tests {
         assert_eq!(describe(&mixed, 1), Err(Dropped::Malformed));
         let nobody = Incoming { from: &Name::EMPTY, ..incoming };
         assert_eq!(describe(&nobody, 1), Err(Dropped::Malformed));
+    }
+
+    #[test]
+    fn one_that_comes_otherwise_than_the_last_is_described_anew() {
+        let (near, far) = ([127, 0, 0, 3], [127, 0, 0, 4]);
+        let mut arrivals = Arrivals::default();
+        let nothing = Incoming { len: 0, from: &Name::EMPTY, control: &[], truncated: false };
+        assert_eq!(arrivals.describe(&nothing, 0), Err(Dropped::Malformed));
+        let mut marked = control(1);
+        marked[16] ^= 1;
+        for (from, port, control, if_index, truncated) in [
+            (near, 1, control(1), 1, false),
+            (near, 1, control(1), 1, false),
+            (near, 1, marked.clone(), 1, false),
+            (near, 2, marked.clone(), 1, false),
+            (far, 2, marked.clone(), 1, false),
+            (far, 2, marked, 7, false),
+            (far, 2, control(2), 1, false),
+            (near, 1, control(1), 1, true),
+            (near, 1, control(1), 1, false),
+        ] {
+            let from = Name::new(from.into(), port, 0);
+            let incoming = Incoming { len: 7, from: &from, control: &control, truncated };
+            assert_eq!(arrivals.describe(&incoming, if_index), describe(&incoming, if_index));
+        }
     }
 
     #[test]

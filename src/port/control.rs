@@ -33,6 +33,10 @@ impl Control {
 
     pub(super) const EMPTY: Self = Self { bytes: [0; Self::SPACE], len: 0 };
 
+    pub(super) fn clear(&mut self) {
+        self.len = 0;
+    }
+
     /// Appends a message. More than the three that there is space for would be a mistake of the caller.
     pub(super) fn push(&mut self, level: c_int, kind: c_int, data: &[u8]) {
         let end = self.len + space(data.len());
@@ -100,29 +104,41 @@ impl Name {
 
     pub(super) const EMPTY: Self = Self { bytes: [0; Self::SPACE], len: 0 };
 
-    #[expect(clippy::cast_possible_truncation, reason = "address families are small numbers")]
     pub(super) fn new(ip: IpAddr, port: u16, scope_id: u32) -> Self {
         let mut name = Self::EMPTY;
-        name.bytes[2..4].copy_from_slice(&port.to_be_bytes());
+        name.set(ip, port, scope_id);
+        name
+    }
+
+    /// Makes it another one.
+    #[expect(clippy::cast_possible_truncation, reason = "address families are small numbers")]
+    pub(super) fn set(&mut self, ip: IpAddr, port: u16, scope_id: u32) {
+        self.bytes[2..4].copy_from_slice(&port.to_be_bytes());
         let family = match ip {
             IpAddr::V4(v4) => {
-                name.bytes[4..8].copy_from_slice(&v4.octets());
-                name.len = size_of::<libc::sockaddr_in>();
+                self.bytes[4..8].copy_from_slice(&v4.octets());
+                self.bytes[8..16].fill(0);
+                self.len = size_of::<libc::sockaddr_in>();
                 libc::AF_INET as u16
             }
             IpAddr::V6(v6) => {
-                name.bytes[8..24].copy_from_slice(&v6.octets());
-                name.bytes[24..28].copy_from_slice(&scope_id.to_ne_bytes());
-                name.len = size_of::<libc::sockaddr_in6>();
+                self.bytes[4..8].fill(0);
+                self.bytes[8..24].copy_from_slice(&v6.octets());
+                self.bytes[24..28].copy_from_slice(&scope_id.to_ne_bytes());
+                self.len = size_of::<libc::sockaddr_in6>();
                 libc::AF_INET6 as u16
             }
         };
-        name.bytes[..2].copy_from_slice(&family.to_ne_bytes());
-        name
+        self.bytes[..2].copy_from_slice(&family.to_ne_bytes());
     }
 
     pub(super) fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
+    }
+
+    /// All bytes, used or not.
+    pub(super) const fn bytes(&self) -> &[u8; Self::SPACE] {
+        &self.bytes
     }
 
     pub(super) fn bytes_mut(&mut self) -> &mut [u8; Self::SPACE] {
@@ -173,6 +189,11 @@ mod tests {
         assert_eq!(v6.as_bytes().len(), 28);
         assert_eq!(v6.address(), Some("[fe80::1%3]:4791".parse().unwrap()));
         assert_eq!(Name::EMPTY.address(), None);
+        let mut other = v6;
+        other.set([127, 0, 0, 2].into(), 4791, 0);
+        assert_eq!(other.as_bytes(), v4.as_bytes());
+        other.set("fe80::1".parse().unwrap(), 4791, 3);
+        assert_eq!(other.as_bytes(), v6.as_bytes());
     }
 
     proptest! {

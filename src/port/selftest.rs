@@ -16,7 +16,7 @@ use socket2::{Domain, Protocol, SockAddr, SockFilter, Socket, Type};
 
 use super::PortAddress;
 use super::control::{Control, Name};
-use super::sys::{Outgoing, SendArena};
+use super::sys::SendArena;
 
 /// What the self-test found out about IPv4 identifications.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,7 +157,9 @@ pub(super) fn run(
 
     let single = [SINGLE; PAYLOAD as usize];
     let send = |arena: &mut SendArena, control, payload: &[u8]| {
-        arena.send(fd, std::iter::once(Outgoing { to, control, payload }))
+        arena.send(fd, std::iter::once((control, payload)), |control, name, place| {
+            (*name, *place) = (to, control);
+        })
     };
     let single_sent = send(arena, Control::EMPTY, &single).is_ok();
     let mut control = Control::EMPTY;

@@ -29,14 +29,6 @@ fn count(result: isize) -> io::Result<usize> {
     usize::try_from(result).map_err(|_| io::Error::last_os_error())
 }
 
-/// A datagram to send, or several of one size if the control data says so.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Outgoing<'a> {
-    pub(super) to: Name,
-    pub(super) control: Control,
-    pub(super) payload: &'a [u8],
-}
-
 /// Headers for `sendmsg(2)` and `sendmmsg(2)`.
 pub(super) struct SendArena {
     headers: Box<[libc::mmsghdr]>,
@@ -61,20 +53,23 @@ impl SendArena {
     }
 
     /// Sends as many of `batch` as the arena has headers for and the socket takes; says how many that were.
-    /// Never blocks. An error is about the first datagram.
-    pub(super) fn send<'a>(
+    /// Each is a datagram, or several of one size if the control data says so; `address` writes where it goes, and its
+    /// control data. Never blocks. An error is about the first datagram.
+    pub(super) fn send<'a, T>(
         &mut self,
         fd: BorrowedFd<'_>,
-        batch: impl Iterator<Item = Outgoing<'a>>,
+        batch: impl Iterator<Item = (T, &'a [u8])>,
+        address: impl Fn(T, &mut Name, &mut Control),
     ) -> io::Result<usize> {
         let slots = self.headers.iter_mut().zip(&mut self.vectors);
         let slots = slots.zip(&mut self.names).zip(&mut self.controls);
         let mut n = 0;
         // The slots come first: when they are used up nothing more is taken from the batch.
-        for ((((header, vector), name), control), out) in slots.zip(batch) {
-            (*name, *control) = (out.to, out.control);
-            vector.iov_base = out.payload.as_ptr().cast_mut().cast();
-            vector.iov_len = out.payload.len();
+        for ((((header, vector), name), control), (to, payload)) in slots.zip(batch) {
+            control.clear();
+            address(to, name, control);
+            vector.iov_base = payload.as_ptr().cast_mut().cast();
+            vector.iov_len = payload.len();
             let h = &mut header.msg_hdr;
             h.msg_name = name.as_bytes().as_ptr().cast_mut().cast();
             h.msg_namelen = name.as_bytes().len() as _;
@@ -127,7 +122,7 @@ pub(super) struct Incoming<'a> {
 
 /// Room for all control messages that a socket of ours asks for: packet information (20 bytes at most),
 /// segment size, traffic class, hop limit.
-const RECEIVED_CONTROL: usize = super::control::space(20) + 3 * super::control::space(4);
+pub(super) const RECEIVED_CONTROL: usize = super::control::space(20) + 3 * super::control::space(4);
 
 #[derive(Clone, Copy)]
 #[repr(C, align(8))]
@@ -373,14 +368,10 @@ mod tests {
         let at = receiver.local_addr().unwrap();
         let mut arena = SendArena::new(3);
         let payloads = [[1u8; 5], [2; 5], [3; 5], [4; 5]];
-        let out = |payload| Outgoing {
-            to: Name::new(at.ip(), at.port(), 0),
-            control: Control::EMPTY,
-            payload,
-        };
-        let sent = arena.send(sender.as_fd(), payloads.iter().map(|p| out(&p[..])));
+        let address = |(), name: &mut Name, _: &mut Control| name.set(at.ip(), at.port(), 0);
+        let sent = arena.send(sender.as_fd(), payloads.iter().map(|p| ((), &p[..])), address);
         assert_eq!(sent.unwrap(), 3, "as many as there are headers");
-        assert_eq!(arena.send(sender.as_fd(), std::iter::empty()).unwrap(), 0);
+        assert_eq!(arena.send(sender.as_fd(), std::iter::empty(), address).unwrap(), 0);
 
         let mut arena = ReceiveArena::new(8);
         let mut buffers = [[0u8; 4]; 8];

@@ -28,13 +28,13 @@ use std::os::fd::{AsFd, BorrowedFd};
 
 use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags, EpollTimeout};
 
-use super::arrival::{Dropped, describe};
+use super::arrival::{Arrivals, Dropped};
 use super::control::{Control, Name};
 use super::endpoint::{Endpoint, habits, health, smallest_mtu, watch};
 use super::monitor::Monitor;
 use super::netdev;
 use super::open::{bind, join, new_socket, share_address};
-use super::sys::{self, Outgoing, ReceiveArena, SendArena};
+use super::sys::{self, ReceiveArena, SendArena};
 use super::{Health, Port, PortAddress, PortStats, RxBatch, SendError, TxBatch, selftest};
 use crate::net::{Ident, Path, PortCaps, SrcPort, Transmit};
 
@@ -85,6 +85,7 @@ pub struct UdpPort {
     numbering: Numbering,
     send: SendArena,
     receive: ReceiveArena,
+    arrivals: Arrivals,
     stats: PortStats,
     last_error: Option<SendError>,
     /// The socket that took no more in the last send.
@@ -228,6 +229,7 @@ impl UdpPort {
             numbering,
             send,
             receive: ReceiveArena::new(RECEIVE_CALL),
+            arrivals: Arrivals::default(),
             stats: PortStats::default(),
             last_error: None,
             blocked: None,
@@ -332,7 +334,7 @@ impl UdpPort {
         for i in 0..got {
             let incoming = self.receive.incoming(i);
             bytes += incoming.len;
-            match describe(&incoming, endpoint.address.if_index) {
+            match self.arrivals.describe(&incoming, endpoint.address.if_index) {
                 Ok((meta, segment_size)) => {
                     let size = segment_size.map_or(incoming.len, usize::from).max(1);
                     self.stats.received_datagrams += incoming.len.div_ceil(size).max(1) as u64;
@@ -408,9 +410,11 @@ impl UdpPort {
             let same_socket = t.path.src == src && t.path.scope_id == scope_id;
             same_socket && t.path.dst.is_ipv4() == src.is_ipv4() && t.segments() <= limit
         });
-        let run = run.map(|(t, payload)| endpoint.outgoing(t, payload, self.port));
         self.stats.send_calls += 1;
-        let n = self.send.send(endpoint.socket.as_fd(), run)?;
+        let (endpoint, port) = (&*endpoint, self.port);
+        let n = self.send.send(endpoint.socket.as_fd(), run, |t, name, control| {
+            endpoint.address(t, port, name, control);
+        })?;
         for (t, _) in tx.entries().take(n) {
             self.stats.sent_datagrams += t.segments() as u64;
             self.stats.sent_bytes += t.len as u64;
@@ -435,9 +439,12 @@ impl UdpPort {
         let endpoint = &self.endpoints[at];
         let single = Transmit { segment_size: None, ..*first };
         let segments = tx.entries().take(1).flat_map(|(_, bytes)| bytes.chunks(size));
-        let segments = segments.map(|payload| endpoint.outgoing(&single, payload, self.port));
+        let segments = segments.map(|payload| (&single, payload));
         self.stats.send_calls += 1;
-        let n = self.send.send(endpoint.socket.as_fd(), segments)?;
+        let port = self.port;
+        let n = self.send.send(endpoint.socket.as_fd(), segments, |t, name, control| {
+            endpoint.address(t, port, name, control);
+        })?;
         let bytes = (n * size).min(first.len);
         self.stats.sent_datagrams += n as u64;
         self.stats.sent_bytes += bytes as u64;
@@ -618,11 +625,10 @@ impl Endpoint {
         if path.hop_limit == 0 { self.hops.initial } else { path.hop_limit }
     }
 
-    /// A datagram (or several in segments) as the system call wants it. Control data only for what the
+    /// Where a datagram (or several in segments) goes, as the system call wants it. Control data only for what the
     /// socket would not do by itself: it is copied, and allocated for, by the kernel.
-    fn outgoing<'a>(&self, t: &Transmit, payload: &'a [u8], port: u16) -> Outgoing<'a> {
+    fn address(&self, t: &Transmit, port: u16, name: &mut Name, control: &mut Control) {
         let path = &t.path;
-        let mut control = Control::EMPTY;
         if let Some(size) = t.segment_size.filter(|_| t.segments() > 1) {
             control.push(libc::SOL_UDP, libc::UDP_SEGMENT, &size.to_ne_bytes());
         }
@@ -639,7 +645,7 @@ impl Endpoint {
         if hop_limit != self.hops.value || path.dst.is_multicast() {
             control.push(level, hops, &i32::from(hop_limit).to_ne_bytes());
         }
-        Outgoing { to: Name::new(path.dst, port, path.scope_id), control, payload }
+        name.set(path.dst, port, path.scope_id);
     }
 }
 

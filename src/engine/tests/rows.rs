@@ -1,6 +1,8 @@
 //! Rows change nothing: what leaves is what would leave packet by packet, and what comes in merged has the effect that
 //! it has packet by packet.
 
+#![expect(clippy::cast_possible_truncation, reason = "the numbers are small")]
+
 use rand_chacha::ChaCha8Rng;
 
 use super::pair::{Pair, Setup};

@@ -12,9 +12,8 @@ use nix::sys::epoll::{Epoll, EpollEvent, EpollFlags};
 use socket2::{SockAddr, Socket, Type};
 
 use super::{FramesError, RETRY, SocketFile, bind, name, socket};
-use crate::port::control::{Control, Name};
 use crate::port::ether::{Frames, Got};
-use crate::port::sys::{Outgoing, ReceiveArena, SendArena};
+use crate::port::sys::{ReceiveArena, SendArena};
 use crate::time::Instant;
 
 /// Most datagrams of one call.
@@ -79,8 +78,9 @@ impl Dgram {
                 self.connect(now);
             }
             let Some(theirs) = &self.theirs else { break };
-            let outgoing = |payload| Outgoing { to: Name::EMPTY, control: Control::EMPTY, payload };
-            match self.send.send(theirs.as_fd(), frames.iter().map(outgoing)) {
+            // Names stay empty: the socket is connected.
+            let frames = frames.iter().map(|frame| ((), frame));
+            match self.send.send(theirs.as_fd(), frames, |(), _, _| ()) {
                 Err(e) => match e.raw_os_error() {
                     Some(libc::EINTR) => {}
                     Some(libc::EAGAIN | libc::ENOBUFS | libc::ENOMEM) => {

@@ -168,7 +168,9 @@ fn frequent_values_need_no_control_data() {
     let mut port = open("127.0.0.1").unwrap();
     let control = |port: &UdpPort| {
         let t = Transmit { path: to_itself(port), ident: 0, len: 1, segment_size: None };
-        port.endpoints[0].outgoing(&t, &[0], port.port).control.as_bytes().len()
+        let (mut name, mut control) = (Name::EMPTY, Control::EMPTY);
+        port.endpoints[0].address(&t, port.port, &mut name, &mut control);
+        control.as_bytes().len()
     };
     assert_eq!(control(&port), super::super::control::space(4));
     for _ in 0..u32::from(Habit::STREAK) {
