@@ -395,9 +395,12 @@ impl QueuePair {
     }
 
     /// Asks whether a request may be posted, where there is somebody to ask (a simulation).
-    #[inline]
+    #[inline(always)]
     fn pass(&self, gate: Option<PostGate<'_>>, point: Point) -> std::result::Result<(), Cause> {
-        gate.map_or(Ok(()), |gate| gate.pass(point, Some(self.number())))
+        match gate {
+            None => Ok(()),
+            Some(gate) => gate.pass(point, Some(self.number())),
+        }
     }
 
     /// Writes one request into the queue; a bind only of a window of type `bound`, whose new key it gives (else 0).
