@@ -14,6 +14,7 @@
 //!
 //! This module knows no packets.
 
+mod keys;
 pub mod place;
 pub mod raw;
 pub mod region;

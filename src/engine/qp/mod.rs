@@ -9,6 +9,7 @@
 mod annex;
 pub mod attr;
 mod completer;
+mod duplicates;
 pub(crate) mod flush;
 mod notification;
 mod pace;
