@@ -29,11 +29,15 @@ use softroce::wire::icrc::{self, IpFields};
 use softroce::wire::num::{Gid, Mtu, Qpn, Rkey};
 use softroce::wire::opcode::{Headers, Opcode};
 
+/// Datagrams of a merged buffer.
+const MERGED: u16 = 4;
+
 /// Set everything right that a peer of this queue pair would.
 const REPAIR: u8 = 1;
 /// From an address that is nobody's peer.
 const STRANGER: u8 = 2;
-/// As a UDP socket sees it, without the IPv4 identification.
+/// As a UDP socket sees it, without the IPv4 identification. Without a pause behind it: as the first one of a merged
+/// buffer, see [`merged`].
 const HIDDEN_IDENT: u8 = 4;
 /// Look for completions, and post receives and requests again, before it arrives.
 const POST: u8 = 8;
@@ -431,10 +435,13 @@ impl World {
         }
         let src = if mode & STRANGER == 0 { PEER } else { NOBODY };
         let dst = if to == TO_GROUP { GROUP } else { US };
-        let ident = 0x4242;
+        let is_hurried = mode & HIDDEN_IDENT != 0 && mode >> PAUSE_SHIFT & 3 == 0;
+        let is_merged = is_hurried && to != TO_GROUP && !bytes.is_empty();
+        let ident = if is_merged { 0 } else { 0x4242 };
+        let ip = IpFields::v4(src, dst, ident, true, 49152);
         let mut datagram = bytes.to_vec();
         if mode & REPAIR != 0 {
-            self.repair(&mut datagram, to, &IpFields::v4(src, dst, ident, true, 49152));
+            self.repair(&mut datagram, to, &ip);
         }
         if let Some(last) = datagram.last_mut().filter(|_| mode & SPOIL != 0) {
             *last ^= 1;
@@ -452,12 +459,19 @@ impl World {
         let meta = RxMeta { path, ident, df: Some(true), gro_index: 0 };
         let before = self.outsiders(&datagram);
         let (accepted, dropped) = self.counted();
-        self.engine.handle_datagram(self.now, &meta, &datagram);
+        let mut many = 1;
+        if is_merged {
+            let all = merged(&datagram, mode & REPAIR != 0, &ip);
+            many = u64::from(MERGED);
+            self.engine.handle_merged(self.now, &meta, &all, datagram.len());
+        } else {
+            self.engine.handle_datagram(self.now, &meta, &datagram);
+        }
         let (accepted_now, dropped_now) = self.counted();
         let accepted = accepted_now - accepted;
         // The members of a group look at state and partition themselves, when it is accepted.
         let dropped = if to == TO_GROUP && accepted == 1 { 0 } else { dropped_now - dropped };
-        assert_eq!(accepted + dropped, 1, "it is accepted, or dropped for a reason");
+        assert_eq!(accepted + dropped, many, "each is accepted, or dropped for a reason");
         assert_eq!(self.outsiders(&datagram), before, "queue pairs that it is not for");
         self.pump();
         self.pass(PAUSES[usize::from(mode >> PAUSE_SHIFT) % PAUSES.len()]);
@@ -644,4 +658,34 @@ impl World {
         let sealed = [Counter::IcrcExact, Counter::IcrcRecovered, Counter::IcrcInferred];
         assert_eq!(sealed.into_iter().map(count).sum::<u64>(), count(Counter::RcvdPkts));
     }
+}
+
+/// A datagram and those behind it in a merged buffer: like it, with the next PSNs, sealed again if it was. One of them is
+/// another datagram for the same queue pair, the last one may be short.
+fn merged(datagram: &[u8], seal: bool, ip: &IpFields) -> Vec<u8> {
+    let mut all = datagram.to_vec();
+    for k in 1..MERGED {
+        let mut next = datagram.to_vec();
+        if let Some(psn) = next.get_mut(8..12) {
+            let raw = u32::from_be_bytes([psn[0], psn[1], psn[2], psn[3]]);
+            let [_, rest @ ..] = raw.wrapping_add(u32::from(k)).to_be_bytes();
+            psn[1..].copy_from_slice(&rest);
+        }
+        let what = usize::from(datagram.last().copied().unwrap_or(0));
+        if k == 2 && !next.is_empty() {
+            let at = what % next.len();
+            // Not its queue pair.
+            let at = if (5..8).contains(&at) { 4 } else { at };
+            next[at] ^= 1 << (what % 8);
+        }
+        if k == MERGED - 1 && next.len() > 1 {
+            next.truncate(next.len() - what % 2);
+        }
+        if let Some((sealed, last)) = next.split_last_chunk_mut::<{ icrc::LEN }>().filter(|_| seal)
+        {
+            *last = icrc::compute(&ip.with_ident(k), sealed).to_le_bytes();
+        }
+        all.extend(next);
+    }
+    all
 }

@@ -108,8 +108,13 @@ impl Engine {
             } else {
                 qp.handle_response(&mut self.common, meta, &packet);
             }
+            let waits = qp.queued || !qp.wants_to_send();
             if self.common.is_unsettled() {
                 self.settle();
+            }
+            if !waits {
+                // Its turn comes before that of those who have something to send later.
+                self.schedule(slot);
             }
             meta.gro_index = meta.gro_index.saturating_add(1);
             rest = behind;

@@ -19,7 +19,7 @@ impl Permutation {
                 state = mix(state ^ seed);
                 state
             }),
-            // No key is 0.
+            // No key has upper bits of 0, and slot 0 is never used: who asks finds nothing, as it should be.
             last: Cell::new((0, 0)),
         }
     }

@@ -76,7 +76,8 @@ impl Sim {
     /// message tells what [`Failure`] holds.
     ///
     /// The test fails by an error or a panic (whose own message appears as well, twice: the seed that failed is run once
-    /// more, to be recorded). With [`SEED_VARIABLE`] set, that seed is the only one.
+    /// more, to be recorded). With [`SEED_VARIABLE`] set, that seed is the only one. After the test the simulation is
+    /// [ended](Self::end).
     ///
     /// ```
     /// use softroce::prelude::*;

@@ -165,7 +165,8 @@ impl Sim {
 
     /// Drops the [tap](Self::tap), all [tasks](Self::spawn), done or not, and what was to be done [later](Self::at).
     /// What they hold of the simulation, itself or a device, keeps it in memory: a program that makes many simulations
-    /// and leaves tasks behind, in endless loops for example, calls this at the end of each. ([`run_seeds`](Self::run_seeds) and [`try_seeds`](Self::try_seeds) do so for each of their simulations.)
+    /// and leaves tasks behind, in endless loops for example, calls this at the end of each.
+    /// ([`run_seeds`](Self::run_seeds) and [`try_seeds`](Self::try_seeds) do so for each of their simulations.)
     ///
     /// ```
     /// use softroce::prelude::*;
