@@ -11,7 +11,7 @@ fn answer(ctx: &Context) -> Result<()> {
     let (pd, cq) = (ctx.alloc_pd()?, ctx.create_cq(64)?);
     let qp = pd.create_qp(QpType::Ud, &cq).build()?;
     qp.activate(QKEY)?;
-    println!("ask me with: datagrams {}", qp.endpoint());
+    println!("ask me with: cargo run --example datagrams {}", qp.endpoint());
 
     let mr = pd.alloc_mr(GRH + 1024, Access::LOCAL)?;
     loop {

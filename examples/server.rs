@@ -66,7 +66,9 @@ fn serve() -> Result<()> {
         answered: 0,
     };
     s.refill()?;
-    let (mut tcp, _) = TcpListener::bind(("::", TCP_PORT))?.accept()?;
+    // Both families, where both are there.
+    let any = |host| TcpListener::bind((host, TCP_PORT));
+    let (mut tcp, _) = any("::").or_else(|_| any("0.0.0.0"))?.accept()?;
     for _ in 0..CONNECTIONS {
         let qp = pd.create_qp(QpType::Rc, &cq).srq(&s.srq).depth(16, 0).build()?;
         qp.connect(&oob::exchange(&mut tcp, &qp.endpoint())?)?;

@@ -7,8 +7,8 @@
 //!
 //! # What it is not
 //! It does not bypass the kernel, and one device uses about one core: it is for developing, testing and
-//! understanding RDMA programs, not for replacing hardware. Only reliable connections are built so far;
-//! what is missing is refused with `EOPNOTSUPP` and a sentence.
+//! understanding RDMA programs, not for replacing hardware. Reliable and unreliable connections (RC, UC) and
+//! datagrams (UD) are built, XRC is not yet; what is missing is refused with `EOPNOTSUPP` and a sentence.
 //!
 //! # The picture
 //! ```text

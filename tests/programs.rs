@@ -123,7 +123,7 @@ fn datagrams() {
     let mut answerer = Killed(answerer.stdout(std::process::Stdio::piped()).spawn().unwrap());
     let mut said = String::new();
     BufReader::new(answerer.0.stdout.take().unwrap()).read_line(&mut said).unwrap();
-    let endpoint = said.trim().strip_prefix("ask me with: datagrams ").unwrap();
+    let endpoint = said.trim().strip_prefix("ask me with: cargo run --example datagrams ").unwrap();
     for _ in 0..2 {
         let mut asker = example("datagrams").unwrap();
         let said = Running::start(asker.arg(endpoint)).finish().ok();

@@ -12,7 +12,7 @@ use softroce::time::Instant;
 use softroce::wire::frame::{NotRoce, dissect};
 use softroce::wire::opcode;
 
-use crate::output;
+use crate::output::{self, count};
 
 /// Decode the RoCEv2 packets of captures (pcap or pcapng) and check their ICRCs.
 ///
@@ -228,8 +228,13 @@ impl Summary {
     fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(
             out,
-            "{}: {} packets, {} of them RoCEv2; ICRC: {} ok, {} bad, {} other",
-            self.file, self.packets, self.rocev2, self.icrc_ok, self.icrc_bad, self.icrc_other
+            "{}: {}, {} of them RoCEv2; ICRC: {} ok, {} bad, {} other",
+            self.file,
+            count(self.packets, "packet"),
+            self.rocev2,
+            self.icrc_ok,
+            self.icrc_bad,
+            self.icrc_other
         )?;
         for (name, count) in &self.opcodes {
             writeln!(out, "{count:>9} {name}")?;

@@ -4,6 +4,7 @@ use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
 
+mod args;
 mod decode;
 mod devinfo;
 mod lab;
@@ -19,7 +20,7 @@ mod tour;
 
 /// RoCEv2 in user space: tools.
 #[derive(Debug, Parser)]
-#[command(version, arg_required_else_help = true)]
+#[command(name = "softroce", version, arg_required_else_help = true)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -59,10 +60,7 @@ fn main() -> ExitCode {
             output::complain(format_args!("{}", output::usage(&e)));
             ExitCode::from(output::BAD_INPUT)
         }
-        // --help and --version. A reader who went away has seen enough.
-        Err(e) => {
-            let _ = e.print();
-            ExitCode::SUCCESS
-        }
+        // --help and --version.
+        Err(e) => output::printed(e.print(), 0),
     }
 }

@@ -29,6 +29,15 @@ pub(crate) fn printed(how: io::Result<()>, status: u8) -> ExitCode {
     }
 }
 
+/// `1 packet`, `3 packets`, `3 queries`.
+pub(crate) fn count(n: u64, what: &str) -> String {
+    match what.strip_suffix('y') {
+        _ if n == 1 => format!("1 {what}"),
+        Some(stem) => format!("{n} {stem}ies"),
+        None => format!("{n} {what}s"),
+    }
+}
+
 /// One line for wrong usage: what clap has to say, without the usage that it adds.
 pub(crate) fn usage(e: &clap::Error) -> String {
     let text = e.render().to_string();

@@ -10,7 +10,8 @@ use std::time::Instant;
 use serde::Serialize;
 use softroce::internals::swarm::{Options, Outcome, Plan, run as carry_out, shrink};
 
-use crate::output::{BAD_INPUT, complain, print};
+use crate::args;
+use crate::output::{BAD_INPUT, complain, count, print};
 
 /// Try the device on simulated networks: random programs, random faults, every answer checked.
 ///
@@ -24,12 +25,12 @@ softroce-sim-N.pcapng (for Wireshark).
 Exit status: 0 if nothing failed, 1 if something did, 2 if a file could not be written.")]
 pub(crate) struct Args {
     /// The seed, or the first of several
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value = "1", value_name = "N", value_parser = args::seed)]
     seed: u64,
     /// How many seeds
-    #[arg(long, default_value_t = 1, value_name = "N")]
+    #[arg(long, default_value_t = 1, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
     seeds: u64,
-    /// Go on after this many failures
+    /// Stop only after more failures than this
     #[arg(long, default_value_t = 0, value_name = "N")]
     tolerate: u64,
     /// Print one JSON object instead of text
@@ -38,7 +39,7 @@ pub(crate) struct Args {
     /// Write the packets and the plan also of runs that do not fail
     #[arg(long)]
     keep: bool,
-    /// Where files are written
+    /// Where files are written; made if it is not there
     #[arg(long, default_value = ".", value_name = "DIRECTORY")]
     out: PathBuf,
 }
@@ -65,9 +66,23 @@ struct Failed {
 #[expect(clippy::disallowed_methods, reason = "how long it took, for somebody who waits")]
 pub(crate) fn run(args: &Args) -> ExitCode {
     let began = Instant::now();
+    // Better now than after minutes.
+    let Some(last) = args.seed.checked_add(args.seeds - 1) else {
+        complain(format_args!(
+            "sim: --seeds {} from {} on goes beyond the last seed, {}",
+            args.seeds,
+            args.seed,
+            u64::MAX
+        ));
+        return ExitCode::from(BAD_INPUT);
+    };
+    if let Err(e) = fs::create_dir_all(&args.out) {
+        complain(format_args!("sim: cannot make {}: {e}", args.out.display()));
+        return ExitCode::from(BAD_INPUT);
+    }
     let mut report = Report::default();
     let mut digest = 0_u64;
-    for seed in args.seed..args.seed.saturating_add(args.seeds) {
+    for seed in args.seed..=last {
         if !args.json && args.seeds == 1 {
             let told = print(0, |out| writeln!(out, "seed {seed}"));
             if told != ExitCode::SUCCESS {
@@ -95,7 +110,8 @@ pub(crate) fn run(args: &Args) -> ExitCode {
             }
         };
         if let Err(e) = kept {
-            complain(format_args!("sim: {e}"));
+            let stem = stem(&args.out, seed);
+            complain(format_args!("sim: cannot write {}.txt and .pcapng: {e}", stem.display()));
             return ExitCode::from(BAD_INPUT);
         }
         if report.failures > args.tolerate {
@@ -116,11 +132,11 @@ pub(crate) fn run(args: &Args) -> ExitCode {
 fn summary(out: &mut dyn Write, report: &Report, seconds: f64) -> io::Result<()> {
     writeln!(
         out,
-        "{} seeds, {} failures, {} requests, {} packets in {seconds:.1} s ({:.0} thousand a second); trace {}",
-        report.seeds,
-        report.failures,
-        report.requests,
-        report.packets,
+        "{}, {}, {}, {} in {seconds:.1} s ({:.0} thousand a second); trace {}",
+        count(report.seeds, "seed"),
+        count(report.failures, "failure"),
+        count(report.requests, "request"),
+        count(report.packets, "packet"),
         report.packets as f64 / 1000.0 / seconds.max(0.001),
         report.trace_hash
     )?;
@@ -152,9 +168,14 @@ fn tell(plan: &Plan, what: &str, out: &Path) -> io::Result<()> {
     for fault in &smaller.faults {
         complain(format_args!("  {:?} to {:?}: {:?}", fault.from, fault.until, fault.what));
     }
-    let stem = out.join(format!("softroce-sim-{}", plan.seed));
+    let stem = stem(out, plan.seed);
     complain(format_args!("see {}.txt and {}.pcapng", stem.display(), stem.display()));
     Ok(())
+}
+
+/// What the files of a seed are called, without the end of the name.
+fn stem(out: &Path, seed: u64) -> PathBuf {
+    out.join(format!("softroce-sim-{seed}"))
 }
 
 fn keep(plan: &Plan, out: &Path) -> io::Result<()> {
@@ -163,7 +184,7 @@ fn keep(plan: &Plan, out: &Path) -> io::Result<()> {
 
 /// Runs a plan once more and writes down what happens.
 fn keep_plan(plan: &Plan, out: &Path) -> io::Result<Outcome> {
-    let stem = out.join(format!("softroce-sim-{}", plan.seed));
+    let stem = stem(out, plan.seed);
     let options = Options { trace: true, pcap: Some(stem.with_extension("pcapng")) };
     let outcome = carry_out(plan, &options);
     let mut file = io::BufWriter::new(fs::File::create(stem.with_extension("txt"))?);

@@ -10,6 +10,7 @@ use std::process::ExitCode;
 
 use softroce::prelude::Mtu;
 
+use crate::args;
 use crate::output::{BAD_INPUT, complain};
 
 mod child;
@@ -42,7 +43,7 @@ pub(crate) struct Args {
     /// Path MTU of the explanation
     #[arg(
         long, value_name = "BYTES", requires = "explain", default_value = "4096",
-        value_parser = explain::parse_mtu
+        value_parser = args::mtu
     )]
     mtu: Mtu,
     /// Print one JSON object instead of text
@@ -54,7 +55,8 @@ pub(crate) struct Args {
     /// Device of the first process
     #[arg(long, value_name = "SPEC", default_value = "soft:lo")]
     device: String,
-    /// Device of the second process, on another address [default: that of the first]
+    /// Device of the second process, on another address; needed with a --device other than soft:lo, of which each
+    /// process has an address of its own
     #[arg(long, value_name = "SPEC")]
     peer: Option<String>,
     /// Be the second process; where to find the first one is read from the standard input

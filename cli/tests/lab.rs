@@ -23,12 +23,22 @@ fn text(bytes: &[u8]) -> String {
 fn the_list_says_when_each_passes() {
     let said = lab(&["list"]);
     assert!(said.status.success());
-    let said = text(&said.stdout);
+    let brief = text(&said.stdout);
+    assert!(brief.contains("e10  overhead") && !brief.contains("passes if: "), "{brief}");
+    let said = text(&lab(&["list", "-v"]).stdout);
     assert!(said.contains("e10  overhead") && said.contains("passes if: "), "{said}");
     let json = lab(&["list", "--json"]);
     let all: Value = serde_json::from_slice(&json.stdout).unwrap();
     let all = all.as_array().unwrap();
-    assert!(all.len() >= 5);
+    assert_eq!(all.len(), 12);
+    let page = include_str!("../../docs/lab.md");
+    for about in all {
+        let [id, name, title, question] =
+            ["id", "name", "title", "question"].map(|key| about[key].as_str().unwrap());
+        let line = format!("| {} | `{name}` | {title} | {question} |", &id[1..]);
+        assert!(page.lines().any(|l| l == line), "docs/lab.md has no line {line}");
+        assert!(brief.contains(question), "{brief}");
+    }
     for about in all {
         for key in ["id", "name", "title", "question", "full", "short"] {
             assert!(about[key].as_str().is_some_and(|t| !t.is_empty()), "{key} of {about}");

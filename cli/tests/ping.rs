@@ -146,7 +146,13 @@ fn all_are_answered() {
         while said.trim().is_empty() {
             said = listener.line();
         }
-        assert!(said.ends_with(&format!(": {} messages answered\n", count + 2)), "{said}");
+        assert!(
+            said.ends_with(&format!(
+                ": {} messages answered, pings and probes of the path\n",
+                count + 2
+            )),
+            "{said}"
+        );
     }
 }
 

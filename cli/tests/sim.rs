@@ -43,15 +43,44 @@ fn the_seed_comes_first_and_files_can_be_kept() {
     assert!(said.status.success(), "{}", text(&said.stderr));
     let said = text(&said.stdout);
     assert!(said.starts_with("seed 21\n"), "{said}");
-    assert!(said.contains("1 seeds, 0 failures"), "{said}");
+    assert!(said.contains("1 seed, 0 failures"), "{said}");
     assert!(plan.starts_with("nothing failed") && plan.contains("seed: 21"), "{plan}");
     let decoded: serde_json::Value = serde_json::from_slice(&decoded.stdout).unwrap();
     assert!(decoded["rocev2"].as_u64().is_some_and(|n| n > 0), "{decoded}");
 }
 
 #[test]
-fn where_nothing_can_be_written_it_says_so() {
-    let said = sim(&["--keep", "--out", "/nowhere/at/all"]);
+fn where_nothing_can_be_written_it_says_so_at_once() {
+    let said = sim(&["--seeds", "1000000", "--out", "/proc/nowhere"]);
     assert_eq!(said.status.code(), Some(2));
-    assert!(text(&said.stderr).contains("sim: "), "{}", text(&said.stderr));
+    let said = text(&said.stderr);
+    assert!(said.starts_with("softroce: sim: cannot make /proc/nowhere: "), "{said}");
+}
+
+#[test]
+fn no_seed_is_no_success() {
+    for args in [&["--seeds", "0"][..], &["--seed", "18446744073709551615", "--seeds", "2"]] {
+        let said = sim(args);
+        assert_eq!(said.status.code(), Some(2), "{args:?}");
+        assert!(text(&said.stderr).contains("--seeds"), "{}", text(&said.stderr));
+    }
+    let last = sim(&["--seed", "18446744073709551615"]);
+    assert!(last.status.success(), "{}", text(&last.stderr));
+}
+
+#[test]
+fn the_seed_of_the_command_line_is_the_one_that_runs() {
+    let run = |value: Option<&str>| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_softroce"));
+        command.args(["sim", "--seed", "7", "--json"]).env_remove("SOFTROCE_SEED");
+        if let Some(value) = value {
+            command.env("SOFTROCE_SEED", value);
+        }
+        text(&command.output().unwrap().stdout)
+    };
+    let plain = run(None);
+    assert!(plain.contains("\"seeds\":1"), "{plain}");
+    for value in ["5", "abc", ""] {
+        assert_eq!(run(Some(value)), plain, "SOFTROCE_SEED={value}");
+    }
 }

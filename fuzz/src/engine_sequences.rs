@@ -101,6 +101,7 @@ struct World {
     wire: BTreeMap<(Instant, u64), (usize, RxMeta, Vec<u8>)>,
     sent: u64,
     fates: VecDeque<Fate>,
+    shows_idents: bool,
     next_id: u64,
     buf: Vec<u8>,
     reached: Reached,
@@ -112,6 +113,8 @@ struct World {
 /// If anything is wrong.
 pub fn run(data: &[u8]) -> Reached {
     let mut world = World::new();
+    // The last byte is a step like the others, and says too whether the network shows identifications.
+    world.shows_idents = data.last().is_some_and(|last| last & 1 == 1);
     let mut bytes = Bytes(data);
     for _ in 0..STEPS {
         if bytes.0.is_empty() {
@@ -199,6 +202,7 @@ impl World {
             wire: BTreeMap::new(),
             sent: 0,
             fates: VecDeque::new(),
+            shows_idents: false,
             next_id: 0,
             buf: vec![0; 1 << 16],
             reached: Reached::default(),
@@ -490,7 +494,9 @@ impl World {
                     assert_eq!((path.src, path.dst), (ips.0.into(), ips.1.into()));
                     let ip = IpFields::v4(ips.0, ips.1, ident, true, path.src_port);
                     assert!(icrc::check(&ip, datagram));
-                    let meta = RxMeta { path, ident: None, df: None, gro_index: ident };
+                    let known = self.shows_idents.then_some(ident);
+                    let df = self.shows_idents.then_some(true);
+                    let meta = RxMeta { path, ident: known, df, gro_index: ident };
                     let arrival = self.now + DELAY;
                     let fate = self.fates.pop_front().unwrap_or(Fate::Pass);
                     let late = arrival + DELAY * 8;

@@ -262,8 +262,9 @@ impl Common {
         let Some(slot) = self.cqs.get_mut(cq as usize).and_then(Option::as_mut) else { return };
         if slot.producer.stage(Cqe { timestamp, ..cqe }, solicited).is_err() {
             self.counters.count(Counter::CqOverrun);
-            if !slot.dead {
-                slot.dead = true;
+            // Queue pairs that were brought up again fail again; those that are flushed have failed.
+            let flushed = cqe.status == WcStatus::WrFlush as u8;
+            if (!slot.dead || !flushed) && !self.overrun.contains(&cq) {
                 self.overrun.push(cq);
             }
         } else if !slot.dirty {

@@ -87,10 +87,10 @@ impl EngineConfig {
             elide: false,
             pkeys: vec![Pkey::DEFAULT],
             first_qpn: None,
-            max_qp: (1 << 20) - 16,
-            max_cq: 1 << 20,
+            max_qp: MAX_QP,
+            max_cq: MAX_CQ,
             max_srq: MAX_SRQ,
-            max_pd: 1 << 20,
+            max_pd: MAX_PD,
         }
     }
 }
@@ -117,6 +117,12 @@ pub fn partitions(keys: &[u16]) -> Option<Vec<Pkey>> {
     fits.then(|| keys.iter().copied().map(Pkey).collect())
 }
 
+/// Most queue pairs.
+pub const MAX_QP: u32 = (1 << 20) - 16;
+/// Most completion queues.
+pub const MAX_CQ: u32 = 1 << 20;
+/// Most protection domains.
+pub const MAX_PD: u32 = 1 << 20;
 /// Most entries of the partition table.
 pub const MAX_PKEYS: usize = 128;
 /// Most slots of a send or receive queue.

@@ -221,8 +221,10 @@ impl Engine {
         check_depth("cap.inline", cap.inline, 0, MAX_INLINE)?;
         self.use_pd(init.pd)?;
         for cq in [init.send_cq, init.recv_cq] {
-            if self.common.cq(cq).is_none() {
-                return Err(gone("completion queue"));
+            let slot = self.common.cq(cq).ok_or_else(|| gone("completion queue"))?;
+            if slot.dead {
+                let what = "the completion queue has overrun, and takes no more completions: make another one";
+                return Err(Cause::Invalid { what: what.into() });
             }
         }
         let shared = match init.srq {
@@ -594,7 +596,7 @@ impl Engine {
         self.common.now = now;
         let slot = self.common.cq(cq).ok_or_else(|| gone("completion queue"))?;
         slot.producer.fail();
-        if !std::mem::replace(&mut slot.dead, true) {
+        if !slot.dead {
             self.common.overrun.push(cq);
         }
         self.settle();

@@ -215,6 +215,16 @@ impl Counters {
 mod tests {
     use super::*;
 
+    /// The page for users says what each counts, in the same words.
+    #[test]
+    fn each_has_its_line_on_the_page() {
+        let page = include_str!("../../docs/counters.md");
+        for &(c, ..) in &TABLE {
+            let line = format!("| `{}` | {} |", c.name(), c.meaning());
+            assert!(page.lines().any(|l| l == line), "docs/counters.md has no line {line}");
+        }
+    }
+
     #[test]
     fn the_table_is_in_the_order_of_the_enum_and_names_are_unique() {
         let mut names: Vec<_> = TABLE.iter().map(|row| row.1).collect();

@@ -80,6 +80,22 @@ pub enum AsyncEvent {
     Other(u32),
 }
 
+impl AsyncEvent {
+    /// The queue pair that it is about, if it is about one.
+    pub(crate) const fn qpn(&self) -> Option<u32> {
+        match *self {
+            Self::QpFatal { qpn }
+            | Self::QpReqErr { qpn }
+            | Self::QpAccessErr { qpn }
+            | Self::CommEst { qpn }
+            | Self::SqDrained { qpn }
+            | Self::LastWqe { qpn }
+            | Self::PathMig { qpn } => Some(qpn),
+            _ => None,
+        }
+    }
+}
+
 /// Something that [`Engine::poll_event`](super::Engine::poll_event) hands out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {

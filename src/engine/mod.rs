@@ -316,7 +316,7 @@ impl Engine {
             Ident::Chosen => self.next_ident,
         };
         let mut batch = Batch::new(buf, &self.common.caps, ident);
-        if at_once {
+        if due {
             // Before anybody's requests: they may take for ever.
             self.fill_acks_first(&mut batch);
         }
@@ -341,6 +341,23 @@ impl Engine {
             }
         }
         Some((transmit, owner))
+    }
+
+    /// A queue pair is going: what it has to answer leaves before anything else.
+    pub fn hasten(&mut self, handle: QpHandle) {
+        if self.qps.get(handle).is_none() {
+            return;
+        }
+        let first = |queue: &mut VecDeque<u32>| {
+            if let Some(at) = queue.iter().position(|&slot| slot == handle.slot) {
+                queue.swap(0, at);
+            }
+        };
+        first(&mut self.ready);
+        first(&mut self.acks);
+        if !self.acks.is_empty() {
+            self.acks_due = Some(self.common.now);
+        }
     }
 
     /// Gives queue pairs their turns until the batch is full or nobody has anything.
@@ -466,7 +483,10 @@ impl Engine {
     /// What follows from what happened: queue pairs woken, completion queues overrun.
     fn settle(&mut self) {
         while let Some(cq) = self.common.overrun.pop() {
-            self.common.event(AsyncEvent::CqErr { cq });
+            let Some(queue) = self.common.cq(cq) else { continue };
+            if !std::mem::replace(&mut queue.dead, true) {
+                self.common.event(AsyncEvent::CqErr { cq });
+            }
             for slot in 0..u32::try_from(self.qps.slots()).unwrap_or(u32::MAX) {
                 if let Some(qp) = self.qps.at(slot)
                     && (qp.send_cq.cq == cq || qp.recv_cq.cq == cq)

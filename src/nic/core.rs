@@ -387,9 +387,15 @@ impl Core {
         }
     }
 
+    /// Sends what a queue pair has to answer before anything else, as far as the network takes it.
+    pub(super) fn settle_debts(&mut self, now: Instant, handle: QpHandle) {
+        self.engine.hasten(handle);
+        self.transmit(now, Acks::Send);
+    }
+
     /// Sends what a queue pair still has to answer, and drops what the network did not take of it.
     pub(super) fn farewell(&mut self, now: Instant, handle: QpHandle) {
-        self.transmit(now, Acks::Send);
+        self.settle_debts(now, handle);
         let before: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();
         self.tx.drop_owner(handle.as_u64());
         let after: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();

@@ -3,8 +3,8 @@
 use std::net::IpAddr;
 
 use crate::engine::config::{
-    MAX_AH, MAX_CQE, MAX_GROUP_MEMBERS, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_QP_WR, MAX_SGE,
-    MAX_SRQ, MAX_SRQ_WR,
+    MAX_AH, MAX_CQ, MAX_CQE, MAX_GROUP_MEMBERS, MAX_GROUPS, MAX_INLINE, MAX_MSG, MAX_PD, MAX_QP,
+    MAX_QP_WR, MAX_SGE, MAX_SRQ, MAX_SRQ_WR,
 };
 use crate::engine::qp::MAX_RD_ATOMIC;
 use crate::port::PortAddress;
@@ -47,16 +47,16 @@ pub struct Limits {
 impl Limits {
     /// The limits of every device of this crate.
     pub const ALL: Self = Self {
-        max_qp: (1 << 20) - 16,
+        max_qp: MAX_QP,
         max_qp_wr: MAX_QP_WR,
         max_sge: MAX_SGE,
         max_inline: MAX_INLINE,
-        max_cq: 1 << 20,
+        max_cq: MAX_CQ,
         max_cqe: MAX_CQE,
         max_srq: MAX_SRQ,
         max_srq_wr: MAX_SRQ_WR,
         max_mr: crate::mem::MrTable::MAX,
-        max_pd: 1 << 20,
+        max_pd: MAX_PD,
         max_ah: MAX_AH,
         max_mcast_grp: MAX_GROUPS,
         max_mcast_qp_attach: MAX_GROUP_MEMBERS,

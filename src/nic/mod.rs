@@ -41,6 +41,7 @@ use self::progress::{By, Drive, PassReport, Progress, ProgressConfig, Waiters};
 use self::virtual_time::VirtualTime;
 use self::wake::PortFd;
 
+use crate::engine::AsyncEvent;
 #[cfg(feature = "unstable-internals")]
 use crate::engine::Counter;
 use crate::engine::cause::Cause;
@@ -290,6 +291,21 @@ impl Nic {
         })
     }
 
+    /// Runs `f`, which modifies a queue pair. If that forgets what it owes its peer, it sends that first.
+    pub fn modify<R>(
+        &self,
+        handle: QpHandle,
+        forgets: bool,
+        f: impl FnOnce(&mut Engine, Instant) -> R,
+    ) -> R {
+        self.with_core(|core, now| {
+            if forgets {
+                core.settle_debts(now, handle);
+            }
+            f(&mut core.engine, now)
+        })
+    }
+
     /// Destroys a queue pair, after it has sent the answers that it owes.
     ///
     /// # Errors
@@ -302,7 +318,9 @@ impl Nic {
                 // What comes nevertheless finds nobody.
                 let _ = core.port.leave(group);
             }
-            core.owners.remove(&qpn);
+            if let Some(events) = core.owners.remove(&qpn) {
+                events.forget(|event| event.qpn() == Some(qpn));
+            }
             core.engine.destroy_qp(handle)
         })
     }
@@ -406,7 +424,9 @@ impl Nic {
         self.check_process()?;
         self.with_core(|core, _| {
             core.engine.destroy_cq(cq)?;
-            core.cq_owners.remove(&cq);
+            if let Some(events) = core.cq_owners.remove(&cq) {
+                events.forget(|event| *event == AsyncEvent::CqErr { cq });
+            }
             if let Some(entry) = core.cqs.get_mut(cq as usize).and_then(Option::take)
                 && let Some(channel) = &entry.channel
             {
@@ -442,7 +462,10 @@ impl Nic {
         self.check_process()?;
         self.with_core(|core, _| {
             core.engine.destroy_srq(srq)?;
-            core.srq_owners.remove(&srq);
+            if let Some(events) = core.srq_owners.remove(&srq) {
+                let [failed, low] = [AsyncEvent::SrqErr { srq }, AsyncEvent::SrqLimit { srq }];
+                events.forget(|event| *event == failed || *event == low);
+            }
             Ok(())
         })
     }

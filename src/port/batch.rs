@@ -484,10 +484,10 @@ mod tests {
         tx.drop_owner(1);
         tx.consume_segments(10);
         let (t, bytes) = tx.entries().next().unwrap();
-        assert_eq!((t.len, t.segment_size, bytes[0]), (15, Some(10), 10));
+        assert_eq!((t.len, t.segment_size, bytes[0], t.ident), (15, Some(10), 10, 1));
         tx.consume_segments(10);
         let (t, bytes) = tx.entries().next().unwrap();
-        assert_eq!((t.len, t.segment_size, bytes[0]), (5, None, 20));
+        assert_eq!((t.len, t.segment_size, bytes[0], t.ident), (5, None, 20, 2));
         tx.consume_segments(5);
         assert!(tx.is_empty());
     }

@@ -119,7 +119,7 @@ impl CqShared {
     }
 
     /// Whether nothing waits to be polled, without a lock. Completions of queue pairs that are gone count until
-    /// a poll has skipped them.
+    /// a poll has skipped them, if others are in front of them.
     pub fn is_empty(&self) -> bool {
         self.pushed.0.load(Ordering::Acquire) == self.taken.0.load(Ordering::Acquire)
     }
@@ -185,13 +185,11 @@ impl CqShared {
     /// Makes the tag's completions invisible and gives the queue pair another: on its way to RESET.
     pub fn reset_qp(&self, tag: QpTag) -> QpTag {
         let mut consumer = self.poll.lock();
-        match consumer.entry(tag) {
-            Some(entry) => {
-                entry.stamp = entry.stamp.wrapping_add(1);
-                QpTag { slot: tag.slot, stamp: entry.stamp }
-            }
-            None => tag,
-        }
+        let Some(entry) = consumer.entry(tag) else { return tag };
+        entry.stamp = entry.stamp.wrapping_add(1);
+        let tag = QpTag { slot: tag.slot, stamp: entry.stamp };
+        self.skip_stale(&mut consumer);
+        tag
     }
 
     /// Removes a queue pair that is being destroyed, and with it what it has not been polled for.
@@ -201,6 +199,20 @@ impl CqShared {
             entry.stamp = entry.stamp.wrapping_add(1);
             entry.counters = None;
             consumer.free.push(tag.slot);
+            self.skip_stale(&mut consumer);
+        }
+    }
+
+    /// Gives back the entries at the front that nobody will see any more.
+    fn skip_stale(&self, consumer: &mut CqConsumer) {
+        let to = consumer.ring.tail();
+        let mut batch = Batch { consumer, taken: &self.taken.0, to };
+        while let Some((cqe, _)) = batch.consumer.ring.get(batch.to) {
+            let entry = batch.consumer.qps.get(cqe.qp_slot as usize);
+            if entry.is_some_and(|e| e.counters.is_some() && e.stamp == cqe.stamp) {
+                break;
+            }
+            batch.to = batch.to.wrapping_add(1);
         }
     }
 }
@@ -519,6 +531,7 @@ mod tests {
             let mut qps: Vec<(u64, u64, QpTag)> = Vec::new();
             let (mut next, mut depth, mut armed) = (0u64, 12usize, DISARMED);
             for op in ops {
+                let leaves = matches!(op, Op::Detach(_) | Op::Reset(_)) && !qps.is_empty();
                 match op {
                     Op::Push { qp, solicited, publish } => {
                         let n = qps.len().max(1);
@@ -578,6 +591,12 @@ mod tests {
                             depth = n as usize;
                         }
                     }
+                }
+                // Where a queue pair has just gone, its completions at the front go at once.
+                let alive = |owner| qps.iter().any(|&(name, life, _)| (name, life) == owner);
+                while leaves && published > 0 && queue.front().is_some_and(|entry| !alive(entry.1)) {
+                    queue.pop_front();
+                    published -= 1;
                 }
                 prop_assert_eq!(cq.is_empty(), published == 0);
                 prop_assert_eq!(p.free() as usize, depth - queue.len());

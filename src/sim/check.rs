@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 
 use super::trace::{Diagram, Trace};
-use super::{SEED_VARIABLE, Sim};
+use super::{SEED_VARIABLE, Sim, seed_of_environment};
 use crate::time::Duration;
 
 /// Records that are kept of a run that failed, the last ones.
@@ -121,7 +121,7 @@ impl Sim {
         seeds: impl IntoIterator<Item = u64>,
         test: impl Fn(&Self) -> Result<(), E>,
     ) -> Result<u64, Box<Failure>> {
-        let only = std::env::var_os(SEED_VARIABLE).is_some();
+        let only = seed_of_environment().is_some();
         let mut runs = 0;
         for seed in seeds {
             let sim = Self::new(seed);

@@ -107,19 +107,24 @@ struct Inner {
 }
 
 impl Sim {
-    /// An empty network.
+    /// An empty network. [`SEED_VARIABLE`], where it is set, overrides the seed.
     ///
     /// If a test panics, the seed is printed with the panic.
     ///
     /// # Panics
     /// If [`SEED_VARIABLE`] is set to something that is not a number: a failure would not be repeated.
     pub fn new(seed: u64) -> Self {
-        let seed = match std::env::var(SEED_VARIABLE) {
-            Ok(text) => text.trim().parse().unwrap_or_else(|_| {
-                panic!("{SEED_VARIABLE} is {text:?}: it must be a number, or not be set")
-            }),
-            Err(_) => seed,
-        };
+        Self::exact(seed_of_environment().unwrap_or(seed))
+    }
+
+    /// The same with this seed, whatever the environment says: for programs that are told their seed in another way,
+    /// and print it.
+    ///
+    /// ```
+    /// use softroce::sim::Sim;
+    /// assert_eq!(Sim::exact(7).seed(), 7);
+    /// ```
+    pub fn exact(seed: u64) -> Self {
         let seeds = Seeds::new(seed);
         let fabric = Arc::new(Mutex::new(Fabric::from_seeds(seeds.derive("fabric", 0))));
         let time = VirtualTime::new(Arc::clone(&fabric));
@@ -355,6 +360,15 @@ impl Sim {
     pub fn trace_hash(&self) -> u64 {
         self.0.fabric.lock().trace_hash()
     }
+}
+
+/// What [`SEED_VARIABLE`] says; nothing if it is not set, or empty.
+fn seed_of_environment() -> Option<u64> {
+    let text = std::env::var_os(SEED_VARIABLE).filter(|text| !text.is_empty())?;
+    let seed = text.to_str().and_then(|text| text.trim().parse().ok());
+    Some(seed.unwrap_or_else(|| {
+        panic!("{SEED_VARIABLE} is {text:?}: it must be a number, or not be set")
+    }))
 }
 
 /// What the network refuses, as an error.

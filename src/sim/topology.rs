@@ -282,7 +282,14 @@ impl Topology {
     /// `EINVAL`: a name that is there twice or not at all, a cable or switch that makes no sense, a buffer smaller than
     /// the headroom of its ports, a host that others cannot reach; the error names it.
     pub fn build(&self, seed: u64) -> Result<Network> {
-        let sim = Sim::new(seed);
+        self.build_on(Sim::new(seed))
+    }
+
+    /// Builds it on a simulation that there is.
+    ///
+    /// # Errors
+    /// As [`build`](Self::build).
+    pub fn build_on(&self, sim: Sim) -> Result<Network> {
         let mut net = Network {
             sim,
             switches: BTreeMap::new(),

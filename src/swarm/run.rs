@@ -127,7 +127,7 @@ pub(super) fn refused(e: Error) -> String {
 
 /// Carries out a plan.
 pub fn run(plan: &Plan, options: &Options) -> Outcome {
-    let sim = Sim::new(plan.seed);
+    let sim = Sim::exact(plan.seed);
     let watch = (plan.watched || options.trace).then(|| Watch::new(plan, options.trace));
     let watch = watch.map(|w| Arc::new(Mutex::new(w)));
     if let Some(watch) = &watch {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::task::{Context as TaskContext, Poll};
 
 use crate::engine::cause::Cause;
-use crate::nic::notify::{Channel, CqNotify};
+use crate::nic::notify::{Channel, CqNotify, Place};
 use crate::time::Duration;
 
 use super::context::Context;
@@ -181,17 +181,18 @@ impl CompletionQueue {
     /// # Errors
     /// `EIO`: the device is one of a simulated host that was killed.
     pub async fn next(&self) -> Result<WorkCompletion> {
-        poll_fn(|cx| self.poll_next(cx)).await
+        let mut waits = Waits { queue: self, place: Place::default() };
+        poll_fn(|cx| self.poll_next(&mut waits.place, cx)).await
     }
 
-    fn poll_next(&self, cx: &TaskContext<'_>) -> Poll<Result<WorkCompletion>> {
+    fn poll_next(&self, place: &mut Place, cx: &TaskContext<'_>) -> Poll<Result<WorkCompletion>> {
         self.0.ctx.nic().check_process().of("ibv_poll_cq")?;
         let mut one = [WorkCompletion::default()];
         if self.take(&mut one) > 0 {
             return Poll::Ready(Ok(one[0]));
         }
         self.0.ctx.nic().living().of("ibv_poll_cq")?;
-        self.0.entry.register(cx.waker());
+        self.0.entry.register(place, cx.waker());
         self.0.ctx.nic().hand_over();
         // Once more: it may have come before we registered.
         if self.take(&mut one) > 0 { Poll::Ready(Ok(one[0])) } else { Poll::Pending }
@@ -211,6 +212,18 @@ impl CompletionQueue {
                 n => all.extend_from_slice(&some[..n]),
             }
         }
+    }
+}
+
+/// A future that waits for a completion. Dropped, it leaves no waker behind.
+struct Waits<'a> {
+    queue: &'a CompletionQueue,
+    place: Place,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        self.queue.0.entry.unregister(&mut self.place);
     }
 }
 

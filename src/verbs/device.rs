@@ -93,7 +93,10 @@ pub(super) fn open_spec(spec: &str) -> Result<Context> {
 fn no_device(spec: &str) -> Error {
     let mut known: Vec<String> =
         devices().map(|list| list.into_iter().map(|d| d.name).collect()).unwrap_or_default();
-    known.push("soft:udp=ADDRESS".into());
+    known.extend(["soft:udp=ADDRESS".into(), "soft:frames=SOCKET,...".into()]);
+    if cfg!(feature = "raw") {
+        known.push("soft:raw=INTERFACE,...".into());
+    }
     Error::NoDevice(format!("there is no device {spec:?}; there is {}", known.join(", ")))
 }
 
@@ -213,7 +216,7 @@ mod soft {
 
         #[cfg(not(feature = "raw"))]
         fn raw(_interface: &str) -> Result<Self> {
-            let what = "soft:raw= needs the feature \"raw\" of softroce, which this program was built without";
+            let what = "soft:raw= needs the feature \"raw\" of softroce, which this program was built without (the command: cargo install --path cli --features raw)";
             Err(Error::verb("ibv_open_device", Cause::Unsupported { what }))
         }
 
@@ -254,6 +257,10 @@ mod soft {
                 ether.take(&option)?;
                 continue;
             }
+            let wrong = |wanted: &str| {
+                let what = format!("device option {option:?}: wanted {wanted}");
+                Err(Error::verb("ibv_open_device", Cause::Invalid { what: what.into() }))
+            };
             let bytes = option.strip_prefix("rcvbuf=").and_then(|n| n.parse::<usize>().ok());
             match (option.as_str(), option.strip_prefix("pcap=")) {
                 ("gso=on", _) => options.gso = GsoPolicy::On,
@@ -270,14 +277,19 @@ mod soft {
                 _ if bytes.is_some_and(|n| n > 0 && i32::try_from(n).is_ok()) => {
                     options.rcvbuf = bytes
                 }
+                _ if option.starts_with("gso=") => return wrong("gso=on, gso=off or gso=auto"),
+                _ if option.starts_with("rcvbuf=") => {
+                    return wrong("a number of bytes from 1 to 2147483647");
+                }
+                _ if option.starts_with("retry=") => {
+                    return wrong("retry=selective, retry=go-back-n or retry=go-back-0");
+                }
+                _ if option.starts_with("quirk=") => return wrong("quirk=rxe-flush"),
+                _ if option.starts_with("pcap=") => return wrong("pcap=FILE"),
                 _ => {
-                    let what = format!(
-                        "device option {option:?}: wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE"
+                    return wrong(
+                        "gso=on|off|auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective|go-back-n|go-back-0, quirk=rxe-flush or pcap=FILE",
                     );
-                    return Err(Error::verb(
-                        "ibv_open_device",
-                        Cause::Invalid { what: what.into() },
-                    ));
                 }
             }
         }
@@ -545,14 +557,20 @@ mod soft {
                     "{bad}"
                 );
             }
-            for bad in ["lo,", "lo,pcap=", "lo,pcap", "lo,gso=maybe", "lo,pcap=a,b", "lo,quirk=x"] {
+            let all = "gso=on|off|auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective|go-back-n|go-back-0";
+            for (bad, wanted) in [
+                ("lo,", all),
+                ("lo,pcap", all),
+                ("lo,pcap=a,b", all),
+                ("lo,pcap=", "wanted pcap=FILE"),
+                ("lo,gso=maybe", "wanted gso=on, gso=off or gso=auto"),
+                ("lo,rcvbuf=abc", "wanted a number of bytes from 1 to 2147483647"),
+                ("lo,rcvbuf=2147483648", "wanted a number of bytes"),
+                ("lo,quirk=x", "wanted quirk=rxe-flush"),
+                ("lo,retry=foo", "wanted retry=selective, retry=go-back-n or retry=go-back-0"),
+            ] {
                 let e = parsed(bad).unwrap_err();
-                assert!(
-                    e.contains(
-                        "wanted gso=on, gso=off, gso=auto, rcvbuf=BYTES, pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE"
-                    ),
-                    "{e}"
-                );
+                assert!(e.contains(wanted), "{bad}: {e}");
             }
         }
     }

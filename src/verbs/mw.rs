@@ -58,11 +58,22 @@ impl MemoryWindow {
 
     /// Makes the key of another bind: it differs from that of every other one of the last 255.
     pub(crate) fn next_rkey(&self) -> u32 {
-        let next = |key: u32| key & !0xff | (key.wrapping_add(1) & 0xff);
         let before =
-            self.rkey.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |k| Some(next(k)));
-        next(before.unwrap_or_else(|key| key))
+            self.rkey.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |k| Some(after(k)));
+        after(before.unwrap_or_else(|key| key))
     }
+
+    /// The bind with this key, which was made by [`next_rkey`](Self::next_rkey), was not posted.
+    pub(crate) fn take_back(&self, rkey: u32) {
+        let before = rkey & !0xff | (rkey.wrapping_sub(1) & 0xff);
+        // If another bind has been posted meanwhile, its key stands.
+        let _ = self.rkey.compare_exchange(rkey, before, Ordering::Relaxed, Ordering::Relaxed);
+    }
+}
+
+/// The key behind `key`.
+const fn after(key: u32) -> u32 {
+    key & !0xff | (key.wrapping_add(1) & 0xff)
 }
 
 impl Drop for MemoryWindow {

@@ -8,6 +8,7 @@ use std::task::{Poll, Waker};
 use parking_lot::Mutex;
 
 use crate::mem::Access;
+use crate::nic::notify::{Place, Wakers};
 
 use super::error::Result;
 use super::mr::{MemoryRegion, Sge};
@@ -21,7 +22,7 @@ struct Inner {
 
 struct State {
     free: Vec<usize>,
-    wakers: Vec<Waker>,
+    wakers: Wakers,
 }
 
 /// One registration, cut into buffers of one size that go back when dropped.
@@ -48,7 +49,7 @@ impl Pool {
         let step = buf_len.next_multiple_of(8);
         let mr = pd.alloc_mr(step.saturating_mul(count), Access::LOCAL)?;
         let free = (0..count).rev().map(|i| i * step).collect();
-        let state = Mutex::new(State { free, wakers: Vec::new() });
+        let state = Mutex::new(State { free, wakers: Wakers::default() });
         Ok(Self(Arc::new(Inner { mr, buf_len, state })))
     }
 
@@ -60,17 +61,17 @@ impl Pool {
 
     /// A buffer, as soon as one is free.
     pub async fn get(&self) -> PoolBuf {
+        let mut waits = Waits { pool: self, place: Place::default() };
         poll_fn(|cx| {
+            let waker = cx.waker().clone();
             let mut state = self.0.state.lock();
-            match state.free.pop() {
-                Some(at) => Poll::Ready(PoolBuf { pool: self.clone(), at }),
-                None => {
-                    if !state.wakers.iter().any(|w| w.will_wake(cx.waker())) {
-                        state.wakers.push(cx.waker().clone());
-                    }
-                    Poll::Pending
-                }
+            if let Some(at) = state.free.pop() {
+                return Poll::Ready(PoolBuf { pool: self.clone(), at });
             }
+            let before = state.wakers.put(&mut waits.place, waker);
+            drop(state);
+            drop(before);
+            Poll::Pending
         })
         .await
     }
@@ -78,6 +79,20 @@ impl Pool {
     /// Buffers that are free.
     pub fn available(&self) -> usize {
         self.0.state.lock().free.len()
+    }
+}
+
+/// A future that waits for a buffer. Dropped, it leaves no waker behind.
+struct Waits<'a> {
+    pool: &'a Pool,
+    place: Place,
+}
+
+impl Drop for Waits<'_> {
+    fn drop(&mut self) {
+        let waker = self.pool.0.state.lock().wakers.remove(&mut self.place);
+        // Not under the lock.
+        drop(waker);
     }
 }
 
@@ -118,7 +133,7 @@ impl PoolBuf {
     /// # Panics
     /// Out of range.
     pub fn read(&self, at: usize, dst: &mut [u8]) {
-        assert!(at + dst.len() <= self.len(), "{at}..{} of {} bytes", at + dst.len(), self.len());
+        self.check(at, dst.len());
         self.pool.0.mr.read(self.at + at, dst);
     }
 
@@ -127,8 +142,17 @@ impl PoolBuf {
     /// # Panics
     /// Out of range.
     pub fn write(&self, at: usize, src: &[u8]) {
-        assert!(at + src.len() <= self.len(), "{at}..{} of {} bytes", at + src.len(), self.len());
+        self.check(at, src.len());
         self.pool.0.mr.write(self.at + at, src);
+    }
+}
+
+impl PoolBuf {
+    /// Whether `n` bytes from `at` on are in it.
+    #[track_caller]
+    fn check(&self, at: usize, n: usize) {
+        let len = self.len();
+        assert!(at <= len && n <= len - at, "{n} bytes from {at} on, of {len}");
     }
 }
 
@@ -137,7 +161,8 @@ impl Drop for PoolBuf {
         let mut state = self.pool.0.state.lock();
         state.free.push(self.at);
         // All of them: some may have given up, and nobody knows which.
-        let wakers = std::mem::take(&mut state.wakers);
+        let mut wakers = Vec::new();
+        state.wakers.take(&mut wakers);
         drop(state);
         wakers.into_iter().for_each(Waker::wake);
     }

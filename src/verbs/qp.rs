@@ -251,7 +251,7 @@ impl QueuePair {
     pub fn modify(&self, attr: &QpAttr) -> Result<()> {
         let nic = self.pd.nic();
         nic.enter().of("ibv_modify_qp")?;
-        nic.control(|engine, now| {
+        nic.modify(self.handle, attr.state == Some(QpState::Reset), |engine, now| {
             engine.modify_qp(now, self.handle, attr)?;
             if let Some(qkey) = attr.qkey {
                 self.qkey.store(qkey, Ordering::Relaxed);
@@ -440,11 +440,13 @@ impl QueuePair {
                 });
             }
             let wqe = BindWqe { new_rkey: Rkey(key), ..bind.wqe };
-            sq.stage_bind(wr.id, flags, &wqe).map_err(|e| self.refused(e, 0, 0))?;
-            if bind.key.is_some() {
-                bind.mw.set_rkey(key);
+            let staged = sq.stage_bind(wr.id, flags, &wqe);
+            match (&staged, bind.key) {
+                (Ok(_), Some(_)) => bind.mw.set_rkey(key),
+                (Err(_), None) => bind.mw.take_back(key),
+                _ => {}
             }
-            return Ok(key);
+            return staged.map(|_| key).map_err(|e| self.refused(e, 0, 0));
         }
         let (dest, dest_qpn, dest_qkey) =
             wr.datagram.map_or((0, 0, 0), |(ah, qpn, qkey)| (ah.number(), qpn, qkey));

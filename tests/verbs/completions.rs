@@ -449,3 +449,72 @@ fn an_event_that_is_held_keeps_its_queue_and_stops_nobody() {
     drop(channel);
     a.qp.destroy().unwrap();
 }
+
+#[test]
+fn one_poll_gives_completions_of_both_kinds() {
+    let Some(bed) = Bed::start() else { return };
+    let host = bed.hosts()[0];
+    let (cq, pd) = (host.create_cq(16).unwrap(), host.alloc_pd().unwrap());
+    let side = Side {
+        qp: pd.create_qp(QpType::Rc, &cq).build().unwrap(),
+        rcq: cq.clone(),
+        cq: cq.clone(),
+        ctx: host.clone(),
+        pd,
+    };
+    side.qp.connect(&side.qp.endpoint()).unwrap();
+    side.qp.post_recv(RecvWr::new(1, ())).unwrap();
+    side.post(SendWr::send(2, ()));
+    bed.until("both are there", || {
+        side.counter("rdma_recvs") == 1 && side.counter("rdma_sends") == 1
+    });
+    let mut all = [WorkCompletion::default(); 16];
+    let n = cq.wait_many(&mut all, LONG).unwrap();
+    let mut got: Vec<_> = all[..n].iter().map(|wc| (wc.ok().unwrap().wr_id, wc.opcode)).collect();
+    got.sort_by_key(|&(id, _)| id);
+    assert_eq!(got, [(1, WcOpcode::Recv), (2, WcOpcode::Send)]);
+}
+
+#[test]
+fn whoever_is_woken_may_use_the_queue_at_once() {
+    use std::pin::pin;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::task::{Context as TaskContext, Wake, Waker};
+    /// Uses everything that a lock could be held on.
+    struct Again(CompletionQueue, AtomicBool);
+    impl Wake for Again {
+        fn wake(self: Arc<Self>) {
+            self.0.arm(false).unwrap();
+            assert!(self.0.poll(&mut [WorkCompletion::default()]).is_ok());
+            let mut more = pin!(self.0.next());
+            let _ = more.as_mut().poll(&mut TaskContext::from_waker(Waker::noop()));
+            self.1.store(true, Ordering::Relaxed);
+        }
+    }
+    let Some(w) = Watched::start() else { return };
+    let Pair { a, b } = &w.pair;
+    let again = Arc::new(Again(b.rcq.clone(), AtomicBool::new(false)));
+    let waker = Waker::from(Arc::clone(&again));
+    let mut waits = pin!(b.rcq.next());
+    assert!(waits.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+    a.post(SendWr::send(1, ()));
+    w.bed.until("woken", || again.1.load(Ordering::Relaxed));
+}
+
+#[test]
+fn completions_of_queue_pairs_that_are_gone_take_no_room() {
+    let Some(bed) = Bed::start() else { return };
+    let host = bed.hosts()[0];
+    let (cq, pd) = (host.create_cq(64).unwrap(), host.alloc_pd().unwrap());
+    for _ in 0..10 {
+        let qp = pd.create_qp(QpType::Rc, &cq).depth(1, 32).build().unwrap();
+        qp.connect(&qp.endpoint()).unwrap();
+        qp.post_recv((0..32).map(|id| RecvWr::new(id, ()))).unwrap();
+        // All are flushed, and nobody polls.
+        qp.modify(&QpAttr::to(QpState::Err)).unwrap();
+    }
+    assert_eq!(host.counters(1).unwrap()["cq_overrun"], 0);
+    cq.resize(1).unwrap();
+    assert_eq!(cq.poll(&mut [WorkCompletion::default()]), Ok(0));
+}

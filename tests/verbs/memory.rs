@@ -355,6 +355,12 @@ fn buffers_of_a_pool() {
     let buf = mine.try_get().unwrap();
     catch_unwind(AssertUnwindSafe(|| buf.write(99, b"xy"))).unwrap_err();
     catch_unwind(AssertUnwindSafe(|| buf.read(usize::MAX, &mut [0]))).unwrap_err();
+    // The end is at no address before the beginning, nor in the buffer in front.
+    for back in 1..8 {
+        let at = usize::MAX - back + 1;
+        let write = || buf.write(at, &[1; 8][..back]);
+        catch_unwind(AssertUnwindSafe(write)).unwrap_err();
+    }
 }
 
 #[test]

@@ -185,6 +185,17 @@ fn a_queue_pair_connected_to_itself() {
     let back = Guarded::new(&side, 9000);
     side.done(SendWr::read(3, back.sge(), to.remote()));
     assert_eq!(back.bytes(9000), data);
+    // WRITE with immediate takes a receive here, too.
+    let data = pattern(7, 9000);
+    from.mr.write(61, &data);
+    side.qp.post_recv(RecvWr::new(5, ())).unwrap();
+    side.done(SendWr::write(4, from.sge(), to.remote()).imm(7));
+    let wc = side.received().ok().unwrap();
+    assert_eq!(
+        (wc.wr_id, wc.opcode, wc.imm, wc.byte_len),
+        (5, WcOpcode::RecvWriteImm, Some(7), 9000)
+    );
+    assert_eq!(to.bytes(9000), data);
 }
 
 #[test]
@@ -197,4 +208,12 @@ fn two_queue_pairs_of_one_device() {
     a.done(SendWr::send(1, inline(b"to a neighbour")));
     assert_eq!(b.rcq.wait(LONG).unwrap().ok().unwrap().byte_len, 14);
     assert_eq!(to.bytes(14), b"to a neighbour");
+    let (word, result) = (b.memory(8), a.memory(8));
+    a.done(SendWr::write(2, inline(&5_u64.to_ne_bytes()), word.remote()));
+    a.done(SendWr::fetch_add(3, result.sge(..), word.remote(), 2));
+    assert_eq!(result.to_vec(0..8), 5_u64.to_ne_bytes());
+    assert_eq!(word.to_vec(0..8), 7_u64.to_ne_bytes());
+    b.qp.post_recv(RecvWr::new(4, ())).unwrap();
+    a.done(SendWr::write(5, inline(b"x"), to.remote()).imm(6));
+    assert_eq!(b.received().ok().unwrap().imm, Some(6));
 }

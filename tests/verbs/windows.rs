@@ -174,6 +174,21 @@ fn binds_that_fail() {
     let again = SendWr::bind_mw_key(1, &w.mw, &w.mr, 0..8, write, key);
     assert_eq!(b.outcome(again), WcStatus::MwBind);
 
+    // One that does not fit the queue leaves the window's key as it is, and the window usable.
+    let [here, there] = bed.hosts();
+    let cap = QpCap { send_wr: 1, ..QpCap::default() };
+    let small = Side::with(there, |qp| qp.cap(cap));
+    let Pair { a, b } = Pair::connect(Side::new(here), small, &QpAttr::default());
+    let mr = b.memory(64);
+    let mw = b.pd.alloc_mw(MwType::Type1).unwrap();
+    let key = b.qp.bind_mw(SendWr::bind_mw(1, &mw, &mr, 0..64, write)).unwrap();
+    let full = b.qp.bind_mw(SendWr::bind_mw(2, &mw, &mr, 0..8, write)).unwrap_err();
+    assert_eq!(full.cause(), Some(&Cause::QueueFull { depth: 1 }));
+    assert_eq!(mw.rkey(), key);
+    b.sent().ok().unwrap();
+    let at = RemoteSlice { addr: mr.iova() + 32, rkey: mw.rkey() };
+    a.done(SendWr::write(1, inline(b"x"), at));
+
     // Window and region of two domains.
     let Pair { b, .. } = Pair::new(&bed);
     let elsewhere = b.ctx.alloc_pd().unwrap();

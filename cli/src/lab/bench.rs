@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use serde::Serialize;
-use softroce::sim::{Cable, HostConfig, Payload, SwitchConfig, Topology};
+use softroce::sim::{Cable, HostConfig, Payload, Sim, SwitchConfig, Topology};
 
 use super::net::{DATA_CLASS, LINE, Net, Path, host};
 use super::traffic::{Flow, Jitter, Spec, paper, until};
@@ -138,7 +138,7 @@ fn idle_host() -> Result<u64> {
     let config = SwitchConfig { buffer: 64_000_000, ..Path::MTU_1024.marking() };
     let topology = Topology::star(1000, config, &host());
     let before = resident()?;
-    let net = topology.build(1)?;
+    let net = topology.build_on(Sim::exact(1))?;
     let after = resident()?;
     drop(net);
     Ok(after.saturating_sub(before) / HOSTS)
@@ -154,7 +154,8 @@ pub(crate) fn bench(args: &BenchArgs) -> Result<ExitCode> {
     }
     if figures.is_empty() && memory.is_none() {
         let all: Vec<_> = cases().iter().map(|case| case.name).collect();
-        return Err(Failure::Usage(format!("no case is called so: {}", all.join(", "))));
+        let all = all.join("\", \"");
+        return Err(Failure::Usage(format!("no case is called so: there are \"{all}\"")));
     }
     Ok(print(0, |out| {
         if args.json {

@@ -117,7 +117,7 @@ fn packets(report: &mut Report) {
 fn messages(report: &mut Report, setup: &Setup, mtu: u32) -> Result<()> {
     const LEN: u64 = 64 << 10;
     let path = Mtu::ALL.into_iter().find(|m| m.bytes() == mtu as usize).unwrap_or(Mtu::B4096);
-    let sim = Sim::new(setup.seed);
+    let sim = Sim::exact(setup.seed);
     let [a, b] = sim.hosts(Link::default());
     let seen = Arc::new(AtomicU64::new(0));
     let counter = Arc::clone(&seen);

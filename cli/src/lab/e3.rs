@@ -9,6 +9,7 @@ use super::report::{Report, Row, Source};
 use super::traffic::{Jitter, Mark, Spec, paper, until};
 use super::worst::{Worst, millis};
 use super::{About, Experiment, Progress, Result, Setup};
+use crate::output::count;
 
 /// See the module.
 #[derive(Debug)]
@@ -190,7 +191,7 @@ fn pauses_alone(
     let path = Path::MTU_1024;
     let (mut victim, mut sum) = (Worst::default(), Worst::default());
     let mut seen = None;
-    let case = format!("pauses alone, {extra} senders under T3");
+    let case = format!("pauses alone, {} under T3", count(extra as u64, "sender"));
     let mut tree = Worst::default();
     for seed in setup.seeds(5) {
         progress.step(format_args!("{case}, seed {seed}"));
@@ -222,7 +223,7 @@ fn with_dcqcn(
 ) -> Result<()> {
     let (path, window) = setup.pick((Path::MTU_4096, (10, 30)), (Path::MTU_1024, (40, 80)));
     let (mut victim, mut pauses) = (Worst::default(), 0);
-    let case = format!("DCQCN, {extra} senders under T3");
+    let case = format!("DCQCN, {} under T3", count(extra as u64, "sender"));
     for seed in setup.seeds(5) {
         progress.step(format_args!("{case}, seed {seed}"));
         let outcome = run(path, extra, true, seed, window)?;

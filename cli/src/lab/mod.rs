@@ -57,6 +57,8 @@ use user::Custom;
 /// numbers.
 #[derive(Debug, clap::Args)]
 #[command(after_help = "\
+Examples:
+
     softroce lab list
     softroce lab run parking-lot --short
     softroce lab run all --out pages     (open pages/index.html)
@@ -70,8 +72,11 @@ pub(crate) struct Args {
 
 #[derive(Debug, clap::Subcommand)]
 enum What {
-    /// Which experiments there are, and by which rules they pass
+    /// Which experiments there are, and what each of them asks
     List {
+        /// Say too by which rules each of them passes
+        #[arg(short, long)]
+        verbose: bool,
         /// Print a JSON array instead of text
         #[arg(long)]
         json: bool,
@@ -88,7 +93,7 @@ struct RunArgs {
     #[arg(required = true, value_name = "NAME")]
     names: Vec<String>,
     /// The seed, or the first of several [default: 1, or what a file says]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = crate::args::seed)]
     seed: Option<u64>,
     /// Write result.json, the plots as .svg and page.html into this directory; of several experiments, each into
     /// one of its own below it, and index.html
@@ -233,7 +238,7 @@ const ALL: &[&dyn Experiment] = &[
 
 pub(crate) fn run(args: &Args) -> ExitCode {
     let done = match &args.what {
-        What::List { json } => return list(*json),
+        What::List { verbose, json } => return list(*verbose, *json),
         What::Run(args) => run_all(args),
         What::Bench(args) => bench::bench(args),
     };
@@ -247,7 +252,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
     ExitCode::from(status)
 }
 
-fn list(json: bool) -> ExitCode {
+fn list(verbose: bool, json: bool) -> ExitCode {
     print(0, |out| {
         if json {
             let all: Vec<_> = ALL.iter().map(|e| e.about()).collect();
@@ -255,10 +260,13 @@ fn list(json: bool) -> ExitCode {
             return writeln!(out);
         }
         for about in ALL.iter().map(|e| e.about()) {
-            let About { id, name, title, full, short, .. } = about;
+            let About { id, name, title, question, full, short } = about;
             writeln!(out, "{id:<4} {name:<16} {title}")?;
-            writeln!(out, "     passes if: {full}")?;
-            writeln!(out, "     --short:   {short}")?;
+            writeln!(out, "     {question}")?;
+            if verbose {
+                writeln!(out, "     passes if: {full}")?;
+                writeln!(out, "     --short:   {short}")?;
+            }
         }
         Ok(())
     })
@@ -309,14 +317,17 @@ fn named(name: &str) -> Result<Vec<&'static dyn Experiment>> {
     }
     let is_it = |e: &&&dyn Experiment| {
         let about = e.about();
-        about.name == name || about.id.eq_ignore_ascii_case(name)
+        about.name == name || about.id.eq_ignore_ascii_case(name) || about.id[1..] == *name
     };
     match ALL.iter().find(is_it) {
         Some(experiment) => Ok(vec![*experiment]),
         None => {
             let all: Vec<_> = ALL.iter().map(|e| e.about().name).collect();
             let all = all.join(", ");
-            let what = format!("there is no experiment {name}: {all}, or all, or FILE.toml");
+            let what = format!(
+                "there is no experiment {name}: wanted 1 to {}, {all}, all, or FILE.toml",
+                ALL.len()
+            );
             Err(Failure::Usage(what))
         }
     }

@@ -88,7 +88,7 @@ impl Net {
     }
 
     pub(crate) fn build_with(topology: &Topology, seed: u64, memory: usize) -> Result<Self> {
-        let net = topology.build(seed)?;
+        let net = topology.build_on(Sim::exact(seed))?;
         let station = |(name, _, _): (&str, &str, &HostConfig)| {
             Ok((name.to_owned(), Station::with(&net.host(name)?, memory)?))
         };

@@ -339,7 +339,10 @@ impl Report {
     /// The table for the terminal.
     pub(crate) fn print(&self, out: &mut dyn Write) -> io::Result<()> {
         writeln!(out, "{}: {}", self.name, self.title)?;
-        writeln!(out, "{}\n", self.question)?;
+        if !self.question.is_empty() {
+            writeln!(out, "{}", self.question)?;
+        }
+        writeln!(out)?;
         let mut table = Table::new();
         table.load_style(presets::NOTHING);
         table.set_header(["", "metric", "measured", "unit", "expected", "tolerance", "from"]);

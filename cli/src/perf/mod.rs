@@ -132,7 +132,7 @@ pub(crate) fn run(args: &Args) -> ExitCode {
         Err(Failure::Usage(what)) => (what, output::BAD_INPUT),
         Err(Failure::Run(what)) => (what, 1),
     };
-    output::complain(format_args!("{what}"));
+    output::complain(format_args!("perf: {what}"));
     ExitCode::from(status)
 }
 

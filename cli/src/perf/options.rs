@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use softroce::verbs::Mtu;
 
 use super::{Failure, Result};
+use crate::args;
 
 /// perftest's port.
 pub(crate) const PORT: u16 = 18515;
@@ -31,8 +32,8 @@ pub(super) struct Options {
     /// TCP port on which the two sides find each other
     #[arg(short, long, default_value_t = PORT)]
     pub(super) port: u16,
-    /// Bytes of a message [default: 65536 for bandwidth, 2 for latency]
-    #[arg(short, long, value_name = "BYTES", conflicts_with = "all")]
+    /// Bytes of a message: 4096, 64K, 1M [default: 65536 for bandwidth, 2 for latency]
+    #[arg(short, long, value_name = "BYTES", conflicts_with = "all", value_parser = args::message)]
     size: Option<u32>,
     /// All sizes: powers of two from 2 bytes to 8 MiB
     #[arg(short, long)]

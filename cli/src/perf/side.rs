@@ -40,9 +40,8 @@ pub(crate) fn open(device: Option<&str>) -> Result<Context> {
     };
     opened.map_err(|e| match &e {
         Error::NoDevice(_) => Failure::Usage(e.to_string()),
-        Error::Verb { errno: libc::EINVAL | libc::EADDRNOTAVAIL, .. } => {
-            Failure::Usage(e.to_string())
-        }
+        // Nothing of it has begun: what is wrong is the name, or what else uses what it stands for.
+        Error::Verb { .. } => Failure::Usage(e.to_string()),
         _ => Failure::run(e),
     })
 }

@@ -14,6 +14,7 @@ use serde::Serialize;
 use super::options::{Kind, Plan, Until};
 use super::report::{Format, Outcome, Printer, Row, print};
 use super::{Failure, Result, session};
+use crate::args;
 
 /// Measure bandwidth over sizes, depths and numbers of queue pairs
 ///
@@ -23,15 +24,21 @@ pub(super) struct Args {
     /// What is measured
     #[arg(long, value_enum, default_value = "write_bw")]
     test: Which,
-    /// Sizes of messages in bytes
-    #[arg(short, long, value_name = "BYTES", value_delimiter = ',',
-          default_values_t = [64, 256, 1024, 4096, 1 << 14, 1 << 16, 1 << 18, 1 << 20])]
+    /// Sizes of messages, with commas between them
+    #[arg(short, long, value_name = "BYTES,...", value_delimiter = ',', value_parser = args::message,
+          default_value = "64,256,1K,4K,16K,64K,256K,1M")]
     sizes: Vec<u32>,
     /// Messages of a queue pair that are posted and not complete, at most
-    #[arg(short = 't', long, value_name = "N", value_delimiter = ',', default_values_t = [1, 16, 128])]
+    #[arg(
+        short = 't',
+        long,
+        value_name = "N,...",
+        value_delimiter = ',',
+        default_value = "1,16,128"
+    )]
     depths: Vec<u32>,
     /// Queue pairs
-    #[arg(short, long, value_name = "N", value_delimiter = ',', default_values_t = [1, 8])]
+    #[arg(short, long, value_name = "N,...", value_delimiter = ',', default_value = "1,8")]
     qps: Vec<u32>,
     /// Seconds for each combination
     #[arg(

@@ -14,6 +14,7 @@ use std::time::Duration;
 
 use softroce::verbs::Mtu;
 
+use crate::args;
 use crate::output::{self, BAD_INPUT};
 use crate::perf;
 
@@ -61,15 +62,15 @@ pub(crate) struct Args {
     /// Pings
     #[arg(short, long, value_name = "N", default_value_t = 3, value_parser = clap::value_parser!(u32).range(1..))]
     count: u32,
-    /// Bytes of a message
-    #[arg(short, long, value_name = "BYTES", default_value_t = 1,
-        value_parser = clap::value_parser!(u32).range(1..=i64::from(LONGEST)))]
+    /// Bytes of a message: 4096, 64K, 1M
+    #[arg(short, long, value_name = "BYTES", default_value = "1", value_parser = size)]
     size: u32,
     /// Path MTU: 256, 512, 1024, 2048 or 4096 [default: the smaller one of both ports; 1024 with --pingpong]
-    #[arg(short, long, value_name = "BYTES", value_parser = mtu)]
+    #[arg(short, long, value_name = "BYTES", value_parser = args::mtu)]
     mtu: Option<Mtu>,
     /// From one ping to the next
-    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
+    #[arg(short, long, value_name = "SECONDS", default_value = "1", value_parser = seconds,
+        allow_negative_numbers = true)]
     interval: Duration,
     /// The other side is ibv_rc_pingpong of rdma-core, or speaks like it
     #[arg(long)]
@@ -79,11 +80,13 @@ pub(crate) struct Args {
     json: bool,
 }
 
-fn mtu(text: &str) -> Result<Mtu, String> {
-    text.parse()
-        .ok()
-        .and_then(Mtu::from_bytes)
-        .ok_or_else(|| "wanted 256, 512, 1024, 2048 or 4096".into())
+/// Bytes of a message.
+fn size(text: &str) -> Result<u32, String> {
+    let size = args::message(text)?;
+    if !(1..=LONGEST).contains(&size) {
+        return Err(format!("wanted 1 to {LONGEST} bytes"));
+    }
+    Ok(size)
 }
 
 fn seconds(text: &str) -> Result<Duration, String> {

@@ -8,7 +8,7 @@ use softroce::verbs::{Context, Mtu, QpEndpoint};
 use super::end::End;
 use super::talk::{self, Reply, Say, VERSION};
 use super::{Failure, LONGEST, Result, Step, diagnose, open};
-use crate::output::complain;
+use crate::output::{complain, count};
 use crate::perf::control::{Control, PATIENCE, listen, pause};
 use crate::perf::{self, PORT, now};
 use crate::ping::report::print;
@@ -37,7 +37,11 @@ pub(super) fn run(device: Option<&str>, port: u16) -> Result<()> {
             Err(e) => return Err(Failure::new(Step::OutOfBand, e)),
         };
         match attend(&ctx, stream) {
-            Ok((who, answered)) => print(&format!("{who}: {answered} messages answered\n"))?,
+            Ok((who, 0)) => print(&format!("{who}: has gone without a message\n"))?,
+            Ok((who, answered)) => {
+                let messages = count(answered, "message");
+                print(&format!("{who}: {messages} answered, pings and probes of the path\n"))?;
+            }
             Err(failure) => complain(format_args!("ping: {failure}")),
         }
     }

@@ -13,6 +13,7 @@ use crate::engine::common::Common;
 use crate::engine::counters::Counter;
 use crate::engine::status::WcStatus;
 use crate::queue::{Cqe, CqeKind};
+use crate::sync::{Ordering, fence};
 use crate::wire::num::Pkey;
 
 impl Qp {
@@ -48,6 +49,8 @@ impl Qp {
     pub(crate) fn enter_err(&mut self, c: &mut Common) {
         // Visible to posting before the queues are flushed, so that nothing falls between.
         self.set_state(QpState::Err);
+        // Whoever posts a receive writes it and then reads the state; here it is the other way round.
+        fence(Ordering::SeqCst);
         self.release_all(c);
         self.resp.abandon();
         self.first = 0;

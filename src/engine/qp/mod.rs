@@ -394,8 +394,14 @@ impl Qp {
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        let is_sender = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
-        if is_sender { self.req.deadline() } else { None }
+        match self.state {
+            QpState::Rtr | QpState::Rts | QpState::Sqd => self.req.deadline(),
+            // A fatal NAK waits behind answers that keep to a pace.
+            QpState::Err if self.resp.is_urgent() => {
+                Some(self.req.pace.deadline()).filter(|&t| t != Instant::FAR_FUTURE)
+            }
+            _ => None,
+        }
     }
 
     /// A header towards the peer.

@@ -188,6 +188,8 @@ impl Qp {
         if self.resp.dying {
             self.resp.ack = Ack::Nak(psn, syndrome);
         } else {
+            // Whatever receive is in use has nothing to do with it.
+            self.resp.taken = false;
             self.die(c, psn, NakCode::RemoteAccess, WcStatus::LocAccess);
         }
         Answer::Lost

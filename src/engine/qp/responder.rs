@@ -168,10 +168,19 @@ impl Responder {
         *self = Self::new();
     }
 
-    /// The queue pair goes to ERR: nothing more is answered, but for a fatal NAK and what precedes it.
+    /// The queue pair goes to ERR: nothing more is answered, but for a fatal NAK and what precedes it. An ACK that waits
+    /// still leaves, as far as no answer precedes it: its messages have arrived, and were completed as such.
     pub(super) fn abandon(&mut self) {
         if !self.dying {
-            self.ack = Ack::Nothing;
+            let unanswered = self.first_pending().and_then(|place| self.resources[place]);
+            match (&mut self.ack, unanswered) {
+                (Ack::Plain(_), None) => {}
+                (Ack::Plain(psn), Some(first)) => {
+                    *psn = first.first.prev();
+                    self.msn = first.msn.prev();
+                }
+                (ack, _) => *ack = Ack::Nothing,
+            }
             self.forget_pending();
         }
         self.open = Open::Nothing;
@@ -335,10 +344,16 @@ impl Qp {
         self.resp.pending > 0
     }
 
-    /// `max_dest_rd_atomic` changed in SQD.
+    /// `max_dest_rd_atomic` changed in SQD. None is being answered; answers may be lost, though, and asked for again, so
+    /// as many of the newest as fit are kept.
     pub(crate) fn resize_resources(&mut self) {
-        self.resp.resources = vec![None; usize::from(self.set.max_dest_rd_atomic)].into();
-        self.resp.oldest = 0;
+        let room = usize::from(self.set.max_dest_rd_atomic);
+        let (newer, older) = self.resp.resources.split_at(self.resp.oldest);
+        let mut kept: Vec<_> = older.iter().chain(newer).copied().filter(Option::is_some).collect();
+        kept.drain(..kept.len().saturating_sub(room));
+        self.resp.oldest = if kept.len() < room { kept.len() } else { 0 };
+        kept.resize(room, None);
+        self.resp.resources = kept.into();
         self.resp.answering = 0;
     }
 

@@ -52,14 +52,44 @@ fn deregistration_in_the_middle_of_a_read() {
     let pd = p.sides[1].pd;
     p.sides[1].engine.deregister(pd, mr.lkey).unwrap();
     // What was read is that of before; nothing of after is.
+    let before = p.log.len();
     region.fill(0..50_000, 0x22);
     p.run();
     assert_eq!(p.results(0), [(1, RemAccess), (2, WrFlush)]);
     assert!(!p.bytes(0, 0, 50_000).contains(&0x22));
+    let late = p.log[before..].iter().filter(|f| f.to == 0 && f.name != "RC_ACK");
+    assert_eq!(late.count(), 0, "nothing is answered from memory that is gone");
     let qpn = p.sides[1].face.qpn().raw();
     assert_eq!(p.sides[1].events, [AsyncEvent::QpAccessErr { qpn }]);
     assert_eq!((p.state(0), p.state(1)), (QpState::Err, QpState::Err));
     p.assert_quiet();
+}
+
+#[test]
+fn a_receive_in_use_is_no_matter_of_a_read_whose_memory_goes() {
+    let config: fn(&mut crate::engine::EngineConfig) = |c| {
+        c.window = crate::engine::WindowConfig { initial: 10_000, max: 10_000, enabled: true };
+    };
+    let mut p = Pair::new(&Setup { config, timeout: 0, ..Setup::default() });
+    let (_region, mr) = extra(&mut p, 1, 50_000);
+    p.post_recv(1, 7, &[p.sge(1, 0, 4096)]);
+    p.post(0, wqe(SendOp::Read, 1, &mr), &[p.sge(0, 0, 5000)]);
+    p.post(0, p.wqe(0, SendOp::Send, 2, 0), &[p.sge(0, 0, 2048)]);
+    // Of the SEND the first packet alone arrives.
+    let mut wire = p.take_wire();
+    assert_eq!(wire.len(), 3);
+    wire.pop();
+    for (meta, bytes) in wire {
+        p.sides[1].engine.handle_datagram(p.now, &meta, &bytes);
+    }
+    let pd = p.sides[1].pd;
+    p.sides[1].engine.deregister(pd, mr.lkey).unwrap();
+    p.pump(1);
+    p.run();
+    assert_eq!(p.results(1), [(7, WrFlush)]);
+    let qpn = p.sides[1].face.qpn().raw();
+    assert_eq!(p.sides[1].events, [AsyncEvent::QpAccessErr { qpn }]);
+    assert_eq!(p.results(0), [(1, RemAccess), (2, WrFlush)]);
 }
 
 #[test]
@@ -75,6 +105,7 @@ fn deregistration_between_a_read_and_its_answer() {
     p.pump(1);
     p.run();
     // The READ before it is answered, that behind it is not.
+    assert_eq!(p.names(0), ["RC_READ_RESP_FIRST", "RC_READ_RESP_LAST", "RC_ACK"]);
     assert_eq!(p.results(0), [(1, Success), (2, RemAccess), (3, WrFlush)]);
     assert_eq!(p.counter(1, C::RespRemoteAccessErrors), 1);
     p.assert_quiet();

@@ -6,6 +6,7 @@ mod go_back_0;
 mod lifecycle;
 mod losses;
 mod memory;
+mod owed;
 mod pacing;
 pub(crate) mod pair;
 mod random;

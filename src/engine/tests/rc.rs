@@ -28,9 +28,10 @@ fn send_of_every_size() {
 }
 
 #[test]
-fn write_and_read_of_every_size_and_mtu() {
+fn send_write_and_read_of_every_size_and_mtu() {
     for mtu in Mtu::ALL {
-        for len in [0, 1, mtu.bytes() - 1, mtu.bytes(), mtu.bytes() + 1, 3 * mtu.bytes() + 7] {
+        let m = mtu.bytes();
+        for len in [0, 1, m - 1, m, m + 1, 2 * m - 1, 2 * m, 2 * m + 1, 3 * m + 7] {
             let mut p = Pair::new(&Setup { mtu, ..Setup::default() });
             let data = p.fill(0, 5, len, 9);
             p.post(0, p.wqe(0, SendOp::Write, 1, 333), &[p.sge(0, 5, len)]);
@@ -41,6 +42,11 @@ fn write_and_read_of_every_size_and_mtu() {
             assert_eq!(p.bytes(0, 500_001, len), data, "{mtu:?} {len}");
             assert_eq!(p.results(0), [(1, Success), (2, Success)]);
             assert_eq!(p.completions(1), [], "one-sided: the target has no completion");
+            p.post_recv(1, 7, &[p.sge(1, 700_003, len)]);
+            p.post(0, p.wqe(0, SendOp::Send, 3, 0), &[p.sge(0, 5, len)]);
+            p.run();
+            assert_eq!(p.bytes(1, 700_003, len), data, "{mtu:?} {len}");
+            assert_eq!((p.results(0), p.results(1)), (vec![(3, Success)], vec![(7, Success)]));
             p.assert_quiet();
         }
     }
@@ -464,14 +470,18 @@ fn inline_bytes_are_taken_when_posted() {
     let wqe = p.wqe(0, SendOp::Write, 1, 50);
     let s = &p.sides[0];
     let mut sq = s.face.sq.lock();
-    sq.stage_inline(wqe, [&b"hello, "[..], b"inline"]).unwrap();
+    let mut said = *b"hello, inline";
+    let (first, second) = said.split_at(7);
+    sq.stage_inline(wqe, [first, second]).unwrap();
     sq.publish();
     drop(sq);
+    said.fill(b'x');
     let (now, qp) = (p.now, p.sides[0].qp);
     p.sides[0].engine.handle_doorbell(now, qp);
     p.pump(0);
     p.run();
     assert_eq!(p.bytes(1, 50, 13), b"hello, inline");
+    assert_eq!(said, [b'x'; 13]);
 }
 
 #[test]

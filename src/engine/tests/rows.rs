@@ -9,6 +9,7 @@ use super::pair::{Pair, Setup};
 use crate::engine::Acks;
 use crate::engine::counters::Counter as C;
 use crate::engine::event::Event;
+use crate::engine::qp::attr::{QpAttr, QpState};
 use crate::mem::Sge;
 use crate::net::{Ident, RxMeta, Transmit};
 use crate::queue::{Cqe, SendFlags, SendOp, SendWqe};
@@ -94,6 +95,16 @@ impl Twins {
                 rq.publish();
             });
         }
+    }
+
+    /// Side 0 starts nothing new, or goes on.
+    fn drain_or_go_on(&mut self, rng: &mut ChaCha8Rng) {
+        let to = if below(rng, 2) == 0 { QpState::Sqd } else { QpState::Rts };
+        self.each(|pair| {
+            let s = &mut pair.sides[0];
+            // From ERR there is no way to either, for both.
+            let _ = s.engine.modify_qp(pair.now, s.qp, &QpAttr::to(to));
+        });
     }
 
     /// What one side has to send.
@@ -192,6 +203,9 @@ fn what_leaves_in_a_row_is_what_leaves_one_by_one() {
             twins.post(&mut rng, 0, 0, 100);
             twins.post_receives(&mut rng, 1, 0);
             for side in [0, 1, 0, 1] {
+                if seed % 5 == 3 {
+                    twins.drain_or_go_on(&mut rng);
+                }
                 let [rows, single] = twins.transmissions(side);
                 longest = longest.max(rows.iter().map(|(t, _)| t.segments()).max().unwrap_or(0));
                 let (rows, single) = (packets(&rows), packets(&single));

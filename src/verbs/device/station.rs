@@ -25,7 +25,7 @@ pub(super) struct Options {
 
 /// What [`Options::take`] and the device as such know.
 pub(super) const WANTED: &str = "ip=ADDRESS/PREFIX, gw=ADDRESS, mac=AA:BB:CC:DD:EE:FF, mtu=BYTES, vlan=1..4094, pcp=0..7, \
-                                 pkeys=KEYS, cc=ALGORITHM, retry=selective, quirk=rxe-flush or pcap=FILE";
+                                 pkeys=KEYS, cc=ALGORITHM, retry=selective|go-back-n|go-back-0, quirk=rxe-flush or pcap=FILE";
 
 impl Options {
     /// Takes `name=value`, or says that it is none of the station's.

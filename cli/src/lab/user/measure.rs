@@ -178,7 +178,7 @@ fn what(
 
 /// What a device counts, by name.
 fn counters() -> BTreeSet<String> {
-    let host = Sim::new(1).try_host(Link::default());
+    let host = Sim::exact(1).try_host(Link::default());
     host.and_then(|host| host.counters(1)).map(|all| all.into_keys().collect()).unwrap_or_default()
 }
 

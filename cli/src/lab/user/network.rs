@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use softroce::prelude::*;
 use softroce::sim::{
-    Cable, HostConfig, Link, MarkAt, Marking, PRIORITIES, Payload, PriorityMap, SwitchConfig,
+    Cable, HostConfig, Link, MarkAt, Marking, PRIORITIES, Payload, PriorityMap, Sim, SwitchConfig,
     Threshold, Topology, Trust, Watchdog, Xon,
 };
 
@@ -327,7 +327,7 @@ impl Plan {
             cable.link.check().map_err(said)?;
         }
         // What only the whole can tell: who does not reach whom.
-        self.topology().build(1).map(drop).map_err(|e| Bad::new(self.at, e))
+        self.topology().build_on(Sim::exact(1)).map(drop).map_err(|e| Bad::new(self.at, e))
     }
 
     /// The network, to be built.

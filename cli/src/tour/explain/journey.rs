@@ -94,13 +94,13 @@ pub(super) fn run(request: &Request) -> Result<Journey, Failure> {
     if topic == Topic::Atomic && size != 8 {
         return Err(Failure::new("an atomic is about 8 bytes, always: leave --size away"));
     }
-    // A simulation would not start with it.
-    if let Ok(seed) = std::env::var(SEED_VARIABLE)
-        && seed.trim().parse::<u64>().is_err()
-    {
-        return Err(Failure::new(format!("{SEED_VARIABLE} is {seed:?}: it must be a number")));
-    }
-    let sim = Sim::new(SEED);
+    let seed = match std::env::var(SEED_VARIABLE) {
+        Ok(text) if !text.is_empty() => text.trim().parse().map_err(|_| {
+            Failure::new(format!("{SEED_VARIABLE} is {text:?}: it must be a number"))
+        })?,
+        _ => SEED,
+    };
+    let sim = Sim::exact(seed);
     let link = Link::default();
     let (here, there) = (sim.try_host(link)?, sim.try_host(link)?);
     let lends = match topic {

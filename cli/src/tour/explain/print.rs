@@ -10,7 +10,8 @@ use softroce::wire::{NakCode, Syndrome, opcode};
 
 use super::journey::Journey;
 use super::steps::{Sent, Step, Who};
-use super::words::{count, fields, heading, lesson, time, told};
+use super::words::{fields, heading, lesson, time, told};
+use crate::output::count;
 use crate::tour::plan::Size;
 
 /// Columns of running text.

@@ -8,6 +8,7 @@ use softroce::wire::aeth::rnr_timer;
 use super::Topic;
 use super::journey::{Journey, RECEIVE};
 use super::steps::{Kind, Phase, Step, Who};
+use crate::output::count;
 
 /// `0.000 us`, `4.021 us`, `0.537 s`.
 pub(super) fn time(t: Duration) -> String {
@@ -16,15 +17,6 @@ pub(super) fn time(t: Duration) -> String {
         ..1e3 => format!("{us:.3} us"),
         ..1e6 => format!("{:.3} ms", us / 1e3),
         _ => format!("{:.3} s", us / 1e6),
-    }
-}
-
-/// `1 packet`, `3 packets`.
-pub(super) fn count(n: u64, what: &str) -> String {
-    match what.strip_suffix('y') {
-        _ if n == 1 => format!("1 {what}"),
-        Some(stem) => format!("{n} {stem}ies"),
-        None => format!("{n} {what}s"),
     }
 }
 
@@ -229,7 +221,7 @@ fn sentence(journey: &Journey, step: &Step) -> String {
         Kind::Accept => {
             let no_key = match journey.topic {
                 Topic::Send | Topic::Rnr => "",
-                _ if journey.size == 0 => ". Of no byte no key is looked at",
+                _ if journey.size == 0 => ". Nothing is moved, so no key is checked",
                 _ => "",
             };
             format!(
@@ -315,6 +307,7 @@ fn fetch(step: &Step) -> String {
              packet",
             count(psns.into(), "PSN")
         ),
+        _ if psns == 1 => "fetches the WQE and gives it 1 PSN, for its one packet".to_owned(),
         _ => format!(
             "fetches the WQE and gives it {}, one for each packet",
             count(psns.into(), "PSN")
@@ -347,8 +340,9 @@ fn check(journey: &Journey, step: &Step) -> String {
     }
     format!(
         "looks the key {rkey:08x} up, for {checks}: it is that of B's region of {}; its protection domain is \
-         the queue pair's (pd {pd}); the {len} bytes that are asked for lie inside; it grants {need}",
-        count(journey.sides[1].len as u64, "byte")
+         the queue pair's (pd {pd}); the {} asked for lie inside; it grants {need}",
+        count(journey.sides[1].len as u64, "byte"),
+        count(len, "byte"),
     )
 }
 

@@ -2,7 +2,7 @@
 
 use super::script::{RQ, Script, pkt};
 use crate::engine::counters::Counter as C;
-use crate::engine::qp::attr::QpState;
+use crate::engine::qp::attr::{QpAttr, QpState};
 use crate::engine::status::WcStatus::Success;
 use crate::engine::tests::pair::Setup;
 use crate::mem::Access;
@@ -304,4 +304,33 @@ fn a_duplicate_of_a_read_whose_memory_is_gone_is_refused_and_no_more() {
     s.post_recv(2, 0, 0);
     s.recv(pkt("SEND_ONLY", RQ + 4).ask());
     s.expect(&["ACK 002004 syn=1f msn=3"]);
+}
+
+#[test]
+fn answers_are_kept_for_repeats_when_their_number_changes() {
+    for (room, kept) in [(16, 3), (2, 2), (1, 1), (0, 0)] {
+        let mut s = Script::new();
+        let adds: Vec<_> = (0..3)
+            .map(|i| pkt("FETCH_ADD", RQ + i).atomic(s.va(8 * i as usize), s.rkey(), 1, 0))
+            .collect();
+        s.recv_all(adds.clone());
+        assert_eq!(s.sent().len(), 3);
+        // All three were lost.
+        s.modify(&QpAttr::to(QpState::Sqd));
+        s.modify(&QpAttr::to(QpState::Sqd).max_dest_rd_atomic(room));
+        for (i, add) in adds.into_iter().enumerate() {
+            s.recv(add);
+            let want = usize::from(i + kept >= 3);
+            assert_eq!(s.sent().len(), want, "{room} places, the {i}th");
+            assert_eq!(word(&s, 8 * i), 1, "executed once");
+        }
+        // And new ones find their places.
+        if room > 0 {
+            for i in 3..6 {
+                s.recv(pkt("FETCH_ADD", RQ + i).atomic(s.va(8 * i as usize), s.rkey(), 1, 0));
+                assert_eq!(s.sent().len(), 1);
+                assert_eq!(word(&s, 8 * i as usize), 1);
+            }
+        }
+    }
 }

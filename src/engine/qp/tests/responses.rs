@@ -380,4 +380,27 @@ fn a_silent_peer_costs_a_timer_and_not_more() {
     assert_eq!(s.sent().len(), 1);
     s.recv(pkt("WRITE_ONLY", RQ));
     assert_eq!(s.engine.poll_timeout(), None);
+    // With a timeout: woken for each retry, and not in between.
+    let mut s = Script::with(&Setup { timeout: 14, retry_cnt: 7, ..Setup::default() });
+    s.post(SendOp::Write, 1, 8);
+    let mut woken = 0;
+    while let Some(at) = s.engine.poll_timeout() {
+        woken += 1;
+        assert!(woken <= 2 * 8, "woken again and again for nothing");
+        s.wait(at.saturating_since(s.now).max(Duration::from_nanos(1)));
+    }
+    assert_eq!((s.sent().len(), s.results()), (8, vec![(1, WcStatus::RetryExc)]));
+}
+
+#[test]
+fn nothing_is_sent_once_a_refusal_has_come() {
+    let mut s = Script::with(&Setup { rd_atomic: 1, ..Setup::default() });
+    s.post(SendOp::Read, 1, 8);
+    // It waits for the READ, and what is behind it with it.
+    s.post(SendOp::FetchAdd, 2, 8);
+    s.post(SendOp::Send, 3, 0);
+    assert_eq!(s.sent().len(), 1);
+    s.recv(ack(SQ, 0x62));
+    s.silent();
+    assert_eq!(s.results(), [(1, RemAccess), (2, WrFlush), (3, WrFlush)]);
 }

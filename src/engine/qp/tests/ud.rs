@@ -499,3 +499,25 @@ fn an_observer_is_told_of_each_step_of_a_datagram() {
         ]
     );
 }
+
+#[test]
+fn groups_and_their_members_have_a_number() {
+    use crate::engine::config::{MAX_GROUP_MEMBERS, MAX_GROUPS};
+    let mut s = Script::with(&ud());
+    let group = |n: u32| Gid::from(IpAddr::from([239, 1, n.to_be_bytes()[2], n.to_be_bytes()[3]]));
+    let make = |s: &mut Script| s.neighbour().0;
+    for _ in 0..MAX_GROUP_MEMBERS {
+        let qp = make(&mut s);
+        s.engine.attach_mcast(qp, group(0)).unwrap();
+    }
+    let late = make(&mut s);
+    let full = Cause::table_full("queue pairs in a multicast group", MAX_GROUP_MEMBERS.into());
+    assert_eq!(s.engine.attach_mcast(late, group(0)), Err(full));
+    for n in 1..MAX_GROUPS {
+        s.engine.attach_mcast(late, group(n)).unwrap();
+    }
+    let full = Cause::table_full("multicast groups", MAX_GROUPS.into());
+    assert_eq!(s.engine.attach_mcast(late, group(MAX_GROUPS)), Err(full));
+    s.engine.detach_mcast(late, group(1)).unwrap();
+    s.engine.attach_mcast(late, group(MAX_GROUPS)).unwrap();
+}
