@@ -299,6 +299,33 @@ fn a_dead_link_and_a_lost_page_are_found() {
 }
 
 #[test]
+fn the_table_of_places_is_true() {
+    let tree = tree();
+    let page = tree.iter().find(|s| s.path == "docs/architecture.md").expect("the page is there");
+    report(text::lost_places(page, &tree), &[]);
+}
+
+#[test]
+fn a_lost_place_is_found() {
+    let tree = [
+        Source::new("src/a/b.rs", "fn one() {}\nstruct Two;"),
+        Source::new("cli/src/c/d.rs", "fn three() {}"),
+    ];
+    let found = |cell: &str| {
+        let page = Source::new("docs/x.md", &format!("`nowhere.rs`\n| is it there | {cell} |\n"));
+        text::lost_places(&page, &tree).len()
+    };
+    for cell in
+        ["`a/b.rs`: `one`", "`b.rs`: `Two::one`", "`cli/src/c/`: `three`", "`a/`", "`port_...`"]
+    {
+        assert_eq!(found(cell), 0, "{cell}");
+    }
+    for cell in ["`a/c.rs`", "`c.rs`", "`b/`", "`four`", "`Two::four`", "`on`"] {
+        assert_eq!(found(cell), 1, "{cell}");
+    }
+}
+
+#[test]
 fn known_mistakes_have_their_tests() {
     let tree = tree();
     let page = tree.iter().find(|s| s.path == conformance::PAGE).expect("the page is there");

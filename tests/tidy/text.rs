@@ -17,6 +17,7 @@ pub(crate) const UNSAFE: &[Exception] = &[
     ("tests/fork.rs", "forks"),
     ("tests/interop/src/tap.rs", "the system call that makes a TAP device"),
     ("tests/verbs/annex.rs", "registers memory of its own"),
+    ("tests/verbs/completions.rs", "a waker whose clone does something"),
     ("tests/verbs/limits.rs", "registers memory of its own"),
     ("tests/verbs/memory.rs", "registers memory of its own"),
 ];
@@ -260,4 +261,39 @@ pub(crate) fn lost_pages(sources: &[Source]) -> Vec<Finding> {
     let pages = sources.iter().filter(|s| s.path.starts_with("docs/") && s.path.ends_with(".md"));
     let lost = pages.filter(|page| !linked.contains(&page.path));
     lost.map(|page| Finding::new(page, 1, "no other page links to this one".into())).collect()
+}
+
+/// Files and functions that the table of places names, and that are not there. Paths are those below `src/`, or from the
+/// root; a file without its directory is any of that name.
+pub(crate) fn lost_places(page: &Source, sources: &[Source]) -> Vec<Finding> {
+    let code: Vec<_> = sources.iter().filter(|s| s.is_rust()).collect();
+    let is_there = |path: &str| {
+        let path = path.trim_end_matches('/');
+        let ends = format!("/{path}");
+        code.iter().any(|s| {
+            let within = |whole: &str| s.path == whole || s.path.starts_with(&format!("{whole}/"));
+            within(path)
+                || within(&format!("src{ends}"))
+                || !path.contains('/') && s.path.ends_with(&ends)
+        })
+    };
+    let is_named = |name: &str| {
+        let is_word = |c: char| c.is_alphanumeric() || c == '_';
+        code.iter().any(|s| s.text.split(|c| !is_word(c)).any(|word| word == name))
+    };
+    let mut findings = Vec::new();
+    let table = page.text.lines().enumerate().filter(|(_, line)| line.starts_with("| "));
+    for (at, line) in table {
+        for span in line.split('`').skip(1).step_by(2) {
+            let there = match span {
+                _ if span.ends_with("...") => true,
+                _ if span.contains('/') || span.ends_with(".rs") => is_there(span),
+                _ => span.split("::").all(is_named),
+            };
+            if !there {
+                findings.push(Finding::new(page, at + 1, format!("there is no {span}")));
+            }
+        }
+    }
+    findings
 }

@@ -518,3 +518,35 @@ fn completions_of_queue_pairs_that_are_gone_take_no_room() {
     cq.resize(1).unwrap();
     assert_eq!(cq.poll(&mut [WorkCompletion::default()]), Ok(0));
 }
+
+/// A waker that does something when it is registered.
+struct Hook<'a>(&'a dyn Fn());
+
+#[test]
+#[expect(unsafe_code, reason = "a waker whose clone does something is made by hand")]
+fn what_comes_while_a_task_registers_is_not_missed() {
+    use std::pin::pin;
+    use std::task::{Context as TaskContext, RawWaker, RawWakerVTable, Waker};
+    unsafe fn clone(data: *const ()) -> RawWaker {
+        // SAFETY: the pointer is to the hook below, which outlives every waker made here: all go before it does.
+        let hook = unsafe { &*data.cast::<Hook<'_>>() };
+        (hook.0)();
+        RawWaker::new(data, &TABLE)
+    }
+    unsafe fn nothing(_: *const ()) {}
+    static TABLE: RawWakerVTable = RawWakerVTable::new(clone, nothing, nothing, nothing);
+
+    let Some(bed) = Bed::start() else { return };
+    let Pair { a, b } = Pair::new(&bed);
+    b.qp.post_recv(RecvWr::new(1, ())).unwrap();
+    let come = || {
+        a.post(SendWr::send(1, ()));
+        bed.until("it has come", || b.counter("rdma_recvs") == 1);
+    };
+    let hook = Hook(&come);
+    // SAFETY: the functions of the table do what a waker promises: they neither own nor free anything.
+    let waker = unsafe { Waker::from_raw(RawWaker::new((&raw const hook).cast(), &TABLE)) };
+    let mut waits = pin!(b.rcq.next());
+    let first = waits.as_mut().poll(&mut TaskContext::from_waker(&waker));
+    assert!(first.is_ready(), "nobody would ever wake it");
+}
