@@ -36,7 +36,7 @@ pub mod qp;
 pub mod srq;
 pub mod status;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 mod timer;
 pub mod trace;
 pub mod watch;
@@ -341,6 +341,11 @@ impl Engine {
             }
         }
         Some((transmit, owner))
+    }
+
+    /// Whether a queue pair has something to answer.
+    pub fn owes(&mut self, handle: QpHandle) -> bool {
+        self.qps.get(handle).is_some_and(|qp| qp.owes())
     }
 
     /// A queue pair is going: what it has to answer leaves before anything else.

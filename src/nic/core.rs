@@ -32,6 +32,8 @@ const ROOM_SEGMENTED: usize = 60 << 10;
 const ROOM_SINGLE: usize = 5 << 10;
 /// When to try again after the network took no more.
 const RETRY_SEND: Duration = Duration::from_micros(50);
+/// Bytes of the staging buffer for what queue pairs that go owe.
+const DEBTS: usize = 16 << 10;
 /// Bytes of a plain ACK, BTH to ICRC.
 const ACK_LEN: usize = 20;
 /// How much later than asked a held ACK may leave, or one that came be looked at, when nobody makes passes: a thread that leaves the port
@@ -73,6 +75,8 @@ pub(super) struct Core {
     /// The last datagram in `rx`, an ACK, is still to be looked at.
     left: bool,
     tx: TxBatch,
+    /// What queue pairs owe that have gone since. It leaves first, and is not dropped with them.
+    debts: TxBatch,
     /// Doorbells taken from the list that everybody may write.
     pub(super) bells: Vec<QpHandle>,
     /// By number of the completion queue.
@@ -102,6 +106,7 @@ impl Core {
             rx,
             left: false,
             tx: TxBatch::default(),
+            debts: TxBatch::new(DEBTS),
             bells: Vec::new(),
             cqs: Vec::new(),
             owners: BTreeMap::new(),
@@ -197,7 +202,7 @@ impl Core {
     fn transmit(&mut self, now: Instant, acks: Acks) -> usize {
         self.held = false;
         // What the network did not take before goes first.
-        if !self.tx.is_empty() && !self.hand_over() {
+        if self.is_staged() && !self.hand_over() {
             return 0;
         }
         let mut sent = 0;
@@ -223,9 +228,24 @@ impl Core {
         sent
     }
 
+    /// Whether something waits for the network to take it.
+    fn is_staged(&self) -> bool {
+        !self.tx.is_empty() || !self.debts.is_empty()
+    }
+
     /// Gives the network what is staged. `false`: not all of it was taken.
     fn hand_over(&mut self) -> bool {
-        if let Err(_e) = self.port.send(&mut self.tx) {
+        let mut failed = false;
+        for batch in [&mut self.debts, &mut self.tx] {
+            if batch.is_empty() {
+                continue;
+            }
+            failed = self.port.send(batch).is_err();
+            if failed || !batch.is_empty() {
+                break;
+            }
+        }
+        if failed {
             self.fail();
             return false;
         }
@@ -234,7 +254,7 @@ impl Core {
         if caps != *self.engine.caps() {
             self.engine.set_caps(caps);
         }
-        self.tx.is_empty()
+        !self.is_staged()
     }
 
     /// Publishes completions and events, and tells who waits for them.
@@ -322,11 +342,11 @@ impl Core {
     fn next(&self, now: Instant) -> Instant {
         let engine = match self.engine.next_due() {
             // What is due to be sent waits for the port.
-            _ if !self.tx.is_empty() => self.engine.next_timer(),
+            _ if self.is_staged() => self.engine.next_timer(),
             (timer, Some(acks)) => timer.into_iter().chain([acks + ACK_SLACK]).min(),
             (timer, None) => timer,
         };
-        let port = (!self.tx.is_empty()).then(|| now + RETRY_SEND);
+        let port = self.is_staged().then(|| now + RETRY_SEND);
         let left = self.left.then(|| now + ACK_SLACK);
         engine.into_iter().chain(port).chain(left).min().unwrap_or(Instant::FAR_FUTURE)
     }
@@ -342,6 +362,7 @@ impl Core {
     pub(super) fn halt(&mut self) {
         self.broken = true;
         self.tx.consume(usize::MAX);
+        self.debts.consume(usize::MAX);
     }
 
     /// Raises an event that nothing has caused, with what a device would do besides: the queue pairs that it is about
@@ -387,15 +408,28 @@ impl Core {
         }
     }
 
-    /// Sends what a queue pair has to answer before anything else, as far as the network takes it.
+    /// Makes what a queue pair has to answer before anything else. What the network does not take at once stays staged:
+    /// it leaves, though its queue pair may be gone by then.
     pub(super) fn settle_debts(&mut self, now: Instant, handle: QpHandle) {
-        self.engine.hasten(handle);
-        self.transmit(now, Acks::Send);
+        for _ in 0..TRANSMITS {
+            let room = self.debts.spare().len();
+            if self.broken || !self.engine.owes(handle) || room < ROOM_SINGLE {
+                break;
+            }
+            self.engine.hasten(handle);
+            let buf = self.debts.spare();
+            let Some((transmit, owner)) = self.engine.poll_transmit(now, Acks::Send, buf) else {
+                break;
+            };
+            self.debts.commit(transmit, owner);
+            self.hand_over();
+        }
     }
 
     /// Sends what a queue pair still has to answer, and drops what the network did not take of it.
     pub(super) fn farewell(&mut self, now: Instant, handle: QpHandle) {
         self.settle_debts(now, handle);
+        self.transmit(now, Acks::Send);
         let before: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();
         self.tx.drop_owner(handle.as_u64());
         let after: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();

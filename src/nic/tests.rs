@@ -1,20 +1,26 @@
-//! What a NIC tells of its port.
+//! What a NIC tells of its port, and what becomes of what the port does not take.
 
 use std::io;
 use std::net::IpAddr;
 #[cfg(unix)]
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 
 use super::Nic;
+use super::core::{Core, Work};
 use super::notify::EventQueue;
 use super::progress::{Mode, ProgressConfig};
 use crate::engine::event::MAX_EVENTS;
-use crate::engine::{AsyncEvent, Counter};
+use crate::engine::qp::attr::QpType;
+use crate::engine::tests::pair::{Pair, Setup};
+use crate::engine::{Acks, AsyncEvent, Counter};
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
+use crate::queue::SendOp;
+use crate::wire::Opcode;
 
 /// What happens to the port of the test.
 #[derive(Debug)]
@@ -23,6 +29,10 @@ struct Fortune {
     mtu: u32,
     fails: bool,
     send_errors: u64,
+}
+
+impl Fortune {
+    const GOOD: Self = Self { health: Health::GOOD, mtu: 1500, fails: false, send_errors: 0 };
 }
 
 /// A port that nothing comes through.
@@ -84,8 +94,7 @@ fn nic() -> (Arc<Nic>, Arc<Mutex<Fortune>>, [Arc<EventQueue>; 2]) {
 }
 
 fn nic_driven(mode: Mode) -> (Arc<Nic>, Arc<Mutex<Fortune>>, [Arc<EventQueue>; 2]) {
-    let fortune = Fortune { health: Health::GOOD, mtu: 1500, fails: false, send_errors: 0 };
-    let fortune = Arc::new(Mutex::new(fortune));
+    let fortune = Arc::new(Mutex::new(Fortune::GOOD));
     let port = Box::new(Idle(Arc::clone(&fortune)));
     let nic = Nic::real(port, ProgressConfig::new(mode), |_| ()).expect("entropy");
     let openers = [(); 2].map(|()| {
@@ -208,4 +217,81 @@ fn a_port_that_fails_is_told_once() {
         assert_eq!(told(opener), [AsyncEvent::DeviceFatal]);
     }
     assert!(!nic.is_up());
+}
+
+/// A port that takes nothing for a while, and remembers the opcodes of what it took.
+#[derive(Debug, Default)]
+struct Full {
+    is_full: Arc<AtomicBool>,
+    took: Arc<Mutex<Vec<u8>>>,
+}
+
+impl Port for Full {
+    fn caps(&self) -> PortCaps {
+        Idle(Arc::new(Mutex::new(Fortune::GOOD))).caps()
+    }
+
+    fn recv(&mut self, rx: &mut RxBatch) -> io::Result<()> {
+        rx.clear();
+        Ok(())
+    }
+
+    fn send(&mut self, tx: &mut TxBatch) -> io::Result<()> {
+        if !self.is_full.load(Ordering::Relaxed) {
+            self.took.lock().extend(tx.entries().map(|(_, bytes)| bytes[0]));
+            tx.consume(tx.entries().count());
+        }
+        Ok(())
+    }
+
+    #[cfg(unix)]
+    fn readiness(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn addresses(&self) -> &[PortAddress] {
+        &[]
+    }
+
+    fn join(&mut self, _group: IpAddr) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn leave(&mut self, _group: IpAddr) -> io::Result<()> {
+        Ok(())
+    }
+
+    fn health(&self) -> Health {
+        Health::GOOD
+    }
+
+    fn stats(&self) -> PortStats {
+        PortStats::default()
+    }
+}
+
+#[test]
+fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
+    let setup = Setup { gso: 1, ..Setup::default() };
+    let mut p = Pair::new(&setup);
+    p.add_qp(&Setup { kind: QpType::Uc, ..setup });
+    p.acks[1] = Acks::Hold;
+    p.post_recv(1, 7, &[p.sge(1, 0, 64)]);
+    p.post(0, p.wqe(0, SendOp::Send, 1, 0), &[p.sge(0, 0, 64)]);
+    p.deliver_without_sending();
+    // Others have filled the socket, and more of theirs is staged.
+    p.stage_on(1, 1, p.wqe(1, SendOp::Write, 2, 0), &[p.sge(1, 0, 1 << 20)]);
+    let (now, [_, side]) = (p.now, p.sides);
+    let port = Full::default();
+    let (is_full, took) = (Arc::clone(&port.is_full), Arc::clone(&port.took));
+    is_full.store(true, Ordering::Relaxed);
+    let mut core = Core::new(side.engine, Box::new(port), RxBatch::new(1, 1 << 16));
+    core.bells.push(side.qps[1].0);
+    core.pass(now, Work::Send);
+    assert_eq!(*took.lock(), []);
+    core.farewell(now, side.qp);
+    core.engine.destroy_qp(side.qp).unwrap();
+    is_full.store(false, Ordering::Relaxed);
+    core.pass(now, Work::Send);
+    assert!(took.lock().contains(&Opcode::RC_ACK.as_u8()));
 }

@@ -53,7 +53,8 @@ const TO_RTS: Mask = Mask::SQ_PSN
 
 /// A queue pair, with one owner (put it into an `Arc` to share it; posting takes `&self`).
 ///
-/// Dropped, it is destroyed: what it has not been polled for vanishes, what it owes its peer is sent.
+/// Dropped, it is destroyed: what it has not been polled for vanishes, what it owes its peer is sent: ACKs, and of
+/// answers to READs some megabytes, or as much as the network takes at once.
 ///
 /// ```
 /// use softroce::prelude::*;

@@ -111,6 +111,9 @@ impl Qp {
         if moved {
             self.progressed(c, meta);
         }
+        if let (Some(Syndrome::Ack { credits }), Outcome::Nothing) = (syndrome, outcome) {
+            self.req.credits = credits;
+        }
         // A request that failed here comes first, if its turn has come.
         self.report_failed(c);
         if self.state != QpState::Err {

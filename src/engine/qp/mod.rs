@@ -392,16 +392,16 @@ impl Qp {
         self.resp.has_plain_ack()
     }
 
+    /// Whether something waits to be answered, or acknowledged.
+    pub(crate) fn owes(&self) -> bool {
+        self.resp.is_urgent() || self.resp.has_plain_ack()
+    }
+
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.
     pub(crate) fn deadline(&self) -> Option<Instant> {
-        match self.state {
-            QpState::Rtr | QpState::Rts | QpState::Sqd => self.req.deadline(),
-            // A fatal NAK waits behind answers that keep to a pace.
-            QpState::Err if self.resp.is_urgent() => {
-                Some(self.req.pace.deadline()).filter(|&t| t != Instant::FAR_FUTURE)
-            }
-            _ => None,
-        }
+        let is_sender = matches!(self.state, QpState::Rtr | QpState::Rts | QpState::Sqd);
+        // A fatal NAK waits behind answers that keep to a pace.
+        if is_sender || self.resp.is_dying() { self.req.deadline() } else { None }
     }
 
     /// A header towards the peer.

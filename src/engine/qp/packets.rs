@@ -13,6 +13,7 @@ use crate::mem::{Access, AccessError, LocalKey, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::wire::Opcode;
+use crate::wire::aeth::{NO_CREDITS, credits};
 use crate::wire::headers::{AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Qpn, Rkey};
 use crate::wire::opcode::{Headers, Operation, Position, Tail, Transport};
@@ -78,6 +79,16 @@ impl Plan {
     }
 }
 
+/// What is known of the receive that a packet needs.
+enum Credit {
+    /// There is one, or none is needed.
+    There,
+    /// The peer has not told of one: the packet goes alone, and asks for an ACK, and with it for news.
+    Unknown,
+    /// One that asks is under way.
+    Asked,
+}
+
 /// Charge of packets `from..to` of a message of `len` bytes.
 pub(super) fn charge(len: u32, mtu: usize, from: u32, to: u32) -> u64 {
     let bytes = |packet: u32| (u64::from(packet) * mtu as u64).min(u64::from(len));
@@ -95,10 +106,32 @@ impl Qp {
             plan.ack_req = false;
             return (!self.is_paced(c)).then_some(plan);
         }
+        if self.req.credits != NO_CREDITS {
+            match self.credit() {
+                Credit::There => {}
+                Credit::Unknown => plan.ack_req = true,
+                Credit::Asked => return None,
+            }
+        }
         if !self.has_room(c, &mut plan) {
             return None;
         }
         Some(plan)
+    }
+
+    /// Whether the packet at the cursor finds a receive, as far as the peer has told (IBTA 9.7.7.2).
+    #[cold]
+    fn credit(&self) -> Credit {
+        let op = self.sq.get(self.req.cur).map(|(wqe, _)| wqe.op);
+        let takes_receive =
+            matches!(op, Some(SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::WriteImm));
+        let credits = credits(self.req.credits).unwrap_or(u32::MAX);
+        let is_beyond = self.req.cur.wrapping_sub(self.req.una) >= credits;
+        match (takes_receive && is_beyond, self.req.in_flight()) {
+            (false, _) => Credit::There,
+            (true, false) => Credit::Unknown,
+            (true, true) => Credit::Asked,
+        }
     }
 
     /// The packet at the cursor, whether or not it may leave. (In line here, and once more where selective repeat needs
@@ -332,7 +365,7 @@ impl Qp {
         };
         let again = r.top_psn != plan.psn.offset(1);
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
-        if again || behind {
+        if again || behind || r.credits != NO_CREDITS {
             return 0;
         }
         // The next packet that is not in the middle, and the next one that asks for an ACK, end it.

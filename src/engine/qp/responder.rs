@@ -187,6 +187,11 @@ impl Responder {
         self.taken = false;
     }
 
+    /// Whether a fatal NAK, and what precedes it, is still to leave.
+    pub(super) fn is_dying(&self) -> bool {
+        self.dying
+    }
+
     pub(super) fn has_plain_ack(&self) -> bool {
         self.pending == 0 && matches!(self.ack, Ack::Plain(_))
     }

@@ -14,6 +14,7 @@ use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::qp::attr::QpState;
 use crate::queue::SendFlags;
+use crate::wire::aeth::NO_CREDITS;
 use crate::wire::opcode::{Headers, Operation};
 use crate::wire::packet::PacketBuilder;
 
@@ -97,7 +98,10 @@ impl Qp {
         let Some((to_peer, _)) = self.windows else { return 0 };
         let is_data = matches!(plan.opcode.info().operation, Operation::Send | Operation::Write);
         let is_newest = r.cur.wrapping_add(1) == r.fresh && r.top_psn == r.next_psn;
-        let is_plain = self.state == QpState::Rts && r.failed.is_none() && !self.is_steered();
+        let is_plain = self.state == QpState::Rts
+            && r.failed.is_none()
+            && r.credits == NO_CREDITS
+            && !self.is_steered();
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
         if !is_data || !is_newest || !is_plain || behind || c.config.elide || c.is_watched() {
             return 0;

@@ -198,3 +198,54 @@ fn a_fence_waits_for_reads_and_atomics_of_before() {
         assert_eq!(s.sent().len(), 2, "{op:?}");
     }
 }
+
+#[test]
+fn a_peer_that_tells_of_its_receives_is_not_sent_more() {
+    let mut s = Script::new();
+    s.post(SendOp::Send, 1, 8);
+    s.expect(&["SEND_ONLY 001000 A +8"]);
+    // One more, it says.
+    s.recv(ack(SQ, 0x01));
+    for id in 2..6 {
+        s.post(SendOp::Send, id, 8);
+    }
+    s.expect(&["SEND_ONLY 001001 A +8"]);
+    // None; so one goes and asks.
+    s.recv(ack(SQ + 1, 0x00));
+    s.expect(&["SEND_ONLY 001002 A +8"]);
+    // Not ready after all: the wait for the receiver is as ever.
+    s.recv(ack(SQ + 2, 0x21));
+    s.silent();
+    s.wait_us(100);
+    s.expect(&["SEND_ONLY 001002 A +8"]);
+    // Eight: what is left goes at once.
+    s.recv(ack(SQ + 2, 0x06));
+    s.expect(&["SEND_ONLY 001003 A +8", "SEND_ONLY 001004 A +8"]);
+    s.recv(ack(SQ + 4, 0x00));
+    // Of a long message each packet asks; what takes no receive does not wait.
+    s.post(SendOp::Write, 6, 2500);
+    s.expect(&[
+        "WRITE_FIRST 001005 va=5000 rkey=77 len=2500 +1024",
+        "WRITE_MIDDLE 001006 +1024",
+        "WRITE_LAST 001007 A +452",
+    ]);
+    s.post(SendOp::Send, 7, 2500);
+    s.silent();
+    s.recv(ack(SQ + 7, 0x00));
+    let lines =
+        ["SEND_FIRST 001008 A +1024", "SEND_MIDDLE 001009 A +1024", "SEND_LAST 00100a A +452"];
+    for (line, psn) in lines.into_iter().zip(SQ + 8..) {
+        s.expect(&[line]);
+        s.recv(ack(psn, 0x00));
+    }
+    // It tells no more: no bound.
+    s.post(SendOp::Send, 8, 8);
+    s.recv(ack(SQ + 11, 0x1f));
+    for id in 9..12 {
+        s.post(SendOp::Send, id, 8);
+    }
+    assert_eq!(s.sent().len(), 4);
+    s.recv(ack(SQ + 14, 0x1f));
+    assert_eq!(s.results(), (1..12).map(|id| (id, Success)).collect::<Vec<_>>());
+    assert_eq!(s.engine.poll_timeout(), None);
+}

@@ -121,7 +121,7 @@ fn one_ack_for_many() {
     let mut s = busy();
     s.recv(ack(SQ + 3, 0x1f));
     assert_eq!(s.results(), [(1, Success), (2, Success)]);
-    // With credits, which we do not use.
+    // With credits.
     let mut s = busy();
     s.recv(ack(SQ + 3, 0x05));
     assert_eq!(s.results(), [(1, Success), (2, Success)]);
