@@ -48,7 +48,7 @@ fn the_list_says_when_each_passes() {
 
 #[test]
 fn a_run_prints_its_numbers_and_its_verdict() {
-    let said = lab(&["run", "e10", "--short"]);
+    let said = lab(&["run", "10", "--short"]);
     assert_eq!(text(&said.stderr), "", "no progress where nobody looks");
     let (code, said) = (said.status.code(), text(&said.stdout));
     assert_eq!(code, Some(0), "{said}");

@@ -313,8 +313,12 @@ fn what_cannot_begin_is_status_2_and_one_line() {
             &["--peer", "soft:udp=x"],
             "the second process: ibv_open_device: soft:udp=x: \"x\" is no IP",
         ),
-        // Both want the same address.
-        (&["--device", "soft:udp=127.9.47.91"], "the second process: ibv_open_device: "),
+        // Both would want the same address.
+        (&["--device", "soft:udp=127.9.47.91"], "name a device that has one with --peer"),
+        (
+            &["--device", "soft:udp=127.9.47.91", "--peer", "soft:udp=127.9.47.91"],
+            "the second process: ibv_open_device: ",
+        ),
         (&["--second"], "--second is for `softroce tour` alone"),
     ] {
         let output = tour(args).output().unwrap();

@@ -53,6 +53,7 @@ pub(super) struct Timing {
 /// Leads through the tour. An error is that it could not begin.
 pub(super) fn run(args: &Args) -> Result<Tour, Failure> {
     let began = now();
+    let node = Node::open(&device(args)?)?;
     let base = args.device.split(',').next().unwrap_or_default();
     if args.peer.is_none() && base != "soft:lo" {
         return Err(Failure::new(format!(
@@ -60,7 +61,6 @@ pub(super) fn run(args: &Args) -> Result<Tour, Failure> {
             args.device
         )));
     }
-    let node = Node::open(&device(args)?)?;
     let mut link = child::start(args.peer.as_ref().unwrap_or(&args.device))?;
     let far = node.connect(&mut link, false)?;
     let devices = [node.describe(), link.hear()?];
