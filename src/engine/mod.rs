@@ -311,11 +311,7 @@ impl Engine {
             self.note_held_acks();
             return None;
         }
-        let ident = match self.common.caps.ident {
-            Ident::ZeroThenIndex => 0,
-            Ident::Chosen => self.next_ident,
-        };
-        let mut batch = Batch::new(buf, &self.common.caps, ident);
+        let mut batch = Batch::new(buf, &self.common.caps, self.first_ident());
         if due {
             // Before anybody's requests: they may take for ever.
             self.fill_acks_first(&mut batch);
@@ -325,9 +321,42 @@ impl Engine {
             self.fill_acks(&mut batch);
         }
         self.note_held_acks();
-        let count = batch.count() as u64;
-        let (mut transmit, owner) = batch.finish()?;
-        self.common.counters.add(Counter::SentPkts, count);
+        let (count, finished) = (batch.count(), batch.finish()?);
+        Some(self.dispatch(finished, count, buf))
+    }
+
+    /// The next transmission of what a queue pair has to answer, and of nothing else, as
+    /// [`poll_transmit`](Self::poll_transmit) gives it: for one that is going.
+    pub fn poll_owed(
+        &mut self,
+        now: Instant,
+        handle: QpHandle,
+        buf: &mut [u8],
+    ) -> Option<(Transmit, u64)> {
+        self.common.now = now;
+        let mut batch = Batch::new(buf, &self.common.caps, self.first_ident());
+        self.qps.get(handle)?.send_owed(&mut self.common, &mut batch);
+        let (count, finished) = (batch.count(), batch.finish()?);
+        Some(self.dispatch(finished, count, buf))
+    }
+
+    /// Identification of the first packet of a transmission.
+    fn first_ident(&self) -> u16 {
+        match self.common.caps.ident {
+            Ident::ZeroThenIndex => 0,
+            Ident::Chosen => self.next_ident,
+        }
+    }
+
+    /// A transmission of `count` packets is complete: counts it, and tells who watches.
+    #[inline(always)]
+    fn dispatch(
+        &mut self,
+        (mut transmit, owner): (Transmit, u64),
+        count: usize,
+        buf: &[u8],
+    ) -> (Transmit, u64) {
+        self.common.counters.add(Counter::SentPkts, count as u64);
         self.common.counters.add(Counter::SentBytes, transmit.len as u64);
         if transmit.path.dst.is_ipv6() {
             transmit.ident = 0;
@@ -340,29 +369,7 @@ impl Engine {
                 self.common.observe(|| PacketBrief::of(datagram).map(NicEvent::Sent));
             }
         }
-        Some((transmit, owner))
-    }
-
-    /// Whether a queue pair has something to answer.
-    pub fn owes(&mut self, handle: QpHandle) -> bool {
-        self.qps.get(handle).is_some_and(|qp| qp.owes())
-    }
-
-    /// A queue pair is going: what it has to answer leaves before anything else.
-    pub fn hasten(&mut self, handle: QpHandle) {
-        if self.qps.get(handle).is_none() {
-            return;
-        }
-        let first = |queue: &mut VecDeque<u32>| {
-            if let Some(at) = queue.iter().position(|&slot| slot == handle.slot) {
-                queue.swap(0, at);
-            }
-        };
-        first(&mut self.ready);
-        first(&mut self.acks);
-        if !self.acks.is_empty() {
-            self.acks_due = Some(self.common.now);
-        }
+        (transmit, owner)
     }
 
     /// Gives queue pairs their turns until the batch is full or nobody has anything.
@@ -497,10 +504,13 @@ impl Engine {
                     && (qp.send_cq.cq == cq || qp.recv_cq.cq == cq)
                     && qp.can_fail()
                 {
+                    if qp.recv_cq.cq == cq {
+                        qp.disown();
+                    }
                     qp.enter_err(&mut self.common);
                     let qpn = qp.qpn.raw();
                     self.common.event(AsyncEvent::QpFatal { qpn });
-                    self.schedule_timer(slot);
+                    self.schedule(slot);
                 }
             }
         }

@@ -14,6 +14,7 @@ use crate::engine::{Acks, AsyncEvent, Cause, Engine, Event, QpHandle};
 use crate::net::PortCaps;
 use crate::port::{Health, Port, RxBatch, TxBatch};
 use crate::time::{Duration, Instant};
+use crate::wire::Opcode;
 
 /// Bytes that one pass receives, about.
 const RECEIVE_BYTES: usize = 256 << 10;
@@ -354,7 +355,8 @@ impl Core {
     /// When the engine wants to be called, exactly. (A simulated network says when it takes more.)
     pub(super) fn next_exact(&self) -> Instant {
         // What is due to be sent waits for room, and must not keep time from passing.
-        let timer = if self.held { self.engine.next_timer() } else { self.engine.poll_timeout() };
+        let waits = self.held || self.is_staged();
+        let timer = if waits { self.engine.next_timer() } else { self.engine.poll_timeout() };
         timer.into_iter().chain(self.engine.next_landing()).min().unwrap_or(Instant::FAR_FUTURE)
     }
 
@@ -408,19 +410,15 @@ impl Core {
         }
     }
 
-    /// Makes what a queue pair has to answer before anything else. What the network does not take at once stays staged:
-    /// it leaves, though its queue pair may be gone by then.
+    /// Makes what a queue pair has to answer, before anything else. What the network does not take at once stays staged: it
+    /// leaves, though its queue pair may be gone by then.
     pub(super) fn settle_debts(&mut self, now: Instant, handle: QpHandle) {
         for _ in 0..TRANSMITS {
-            let room = self.debts.spare().len();
-            if self.broken || !self.engine.owes(handle) || room < ROOM_SINGLE {
+            let buf = self.debts.spare();
+            if self.broken || buf.len() < ROOM_SINGLE {
                 break;
             }
-            self.engine.hasten(handle);
-            let buf = self.debts.spare();
-            let Some((transmit, owner)) = self.engine.poll_transmit(now, Acks::Send, buf) else {
-                break;
-            };
+            let Some((transmit, owner)) = self.engine.poll_owed(now, handle, buf) else { break };
             self.debts.commit(transmit, owner);
             self.hand_over();
         }
@@ -431,8 +429,13 @@ impl Core {
         self.settle_debts(now, handle);
         self.transmit(now, Acks::Send);
         let before: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();
-        self.tx.drop_owner(handle.as_u64());
+        self.tx.drop_owner(handle.as_u64(), |bytes| !is_answer(bytes));
         let after: usize = self.tx.entries().map(|(t, _)| t.segments()).sum();
         self.engine.count_dropped((before - after) as u64);
     }
+}
+
+/// Whether a packet answers another one: what is known of it is owed, though its queue pair is gone.
+fn is_answer(packet: &[u8]) -> bool {
+    packet.first().and_then(|&byte| Opcode::from_u8(byte)).is_some_and(|o| o.info().is_response())
 }

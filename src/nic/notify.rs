@@ -140,8 +140,10 @@ impl CqNotify {
 
     /// Whoever registered at `place` does not wait any more.
     pub fn unregister(&self, place: &mut Place) {
-        let waker = self.wakers.lock().remove(place);
-        drop(waker);
+        if place.0.is_some() {
+            let waker = self.wakers.lock().remove(place);
+            drop(waker);
+        }
     }
 
     /// Completions were published; `notify`: the channel's event is due. Wakers to be woken, without any

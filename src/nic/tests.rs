@@ -14,12 +14,12 @@ use super::core::{Core, Work};
 use super::notify::EventQueue;
 use super::progress::{Mode, ProgressConfig};
 use crate::engine::event::MAX_EVENTS;
-use crate::engine::qp::attr::QpType;
 use crate::engine::tests::pair::{Pair, Setup};
-use crate::engine::{Acks, AsyncEvent, Counter};
+use crate::engine::{Acks, AsyncEvent, Counter, EngineConfig, QpHandle};
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
 use crate::queue::SendOp;
+use crate::time::{Duration, Instant};
 use crate::wire::Opcode;
 
 /// What happens to the port of the test.
@@ -270,28 +270,48 @@ impl Port for Full {
     }
 }
 
-#[test]
-fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
-    let setup = Setup { gso: 1, ..Setup::default() };
+/// A device with a message received, and its ACK still to be made; another queue pair has much to send.
+fn owing(config: fn(&mut EngineConfig)) -> (Core, Full, [QpHandle; 2], Instant) {
+    let setup = Setup { gso: 1, config, ..Setup::default() };
     let mut p = Pair::new(&setup);
-    p.add_qp(&Setup { kind: QpType::Uc, ..setup });
+    p.add_qp(&setup);
     p.acks[1] = Acks::Hold;
-    p.post_recv(1, 7, &[p.sge(1, 0, 64)]);
-    p.post(0, p.wqe(0, SendOp::Send, 1, 0), &[p.sge(0, 0, 64)]);
+    for k in 0..2 {
+        p.post_recv_on(1, k, 7, &[p.sge(1, 0, 64)]);
+        p.post_on(0, k, p.wqe(0, SendOp::Send, 1, 0), &[p.sge(0, 0, 64)]);
+    }
     p.deliver_without_sending();
-    // Others have filled the socket, and more of theirs is staged.
-    p.stage_on(1, 1, p.wqe(1, SendOp::Write, 2, 0), &[p.sge(1, 0, 1 << 20)]);
     let (now, [_, side]) = (p.now, p.sides);
     let port = Full::default();
+    port.is_full.store(true, Ordering::Relaxed);
     let (is_full, took) = (Arc::clone(&port.is_full), Arc::clone(&port.took));
-    is_full.store(true, Ordering::Relaxed);
-    let mut core = Core::new(side.engine, Box::new(port), RxBatch::new(1, 1 << 16));
-    core.bells.push(side.qps[1].0);
-    core.pass(now, Work::Send);
-    assert_eq!(*took.lock(), []);
-    core.farewell(now, side.qp);
-    core.engine.destroy_qp(side.qp).unwrap();
-    is_full.store(false, Ordering::Relaxed);
-    core.pass(now, Work::Send);
-    assert!(took.lock().contains(&Opcode::RC_ACK.as_u8()));
+    let qps = [side.qps[0].0, side.qps[1].0];
+    let core = Core::new(side.engine, Box::new(port), RxBatch::new(1, 1 << 16));
+    (core, Full { is_full, took }, qps, now)
+}
+
+#[test]
+fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
+    // Made when it goes, or staged before.
+    for staged in [false, true] {
+        let (mut core, port, qps, now) = owing(|_| {});
+        if staged {
+            core.pass(now, Work::Serve);
+        }
+        for qp in qps {
+            core.farewell(now, qp);
+            core.engine.destroy_qp(qp).unwrap();
+        }
+        assert_eq!(*port.took.lock(), []);
+        port.is_full.store(false, Ordering::Relaxed);
+        core.pass(now, Work::Send);
+        assert_eq!(*port.took.lock(), [Opcode::RC_ACK.as_u8(); 2], "staged before: {staged}");
+    }
+}
+
+#[test]
+fn time_passes_while_the_network_takes_nothing() {
+    let (mut core, _port, _qps, now) = owing(|c| c.ack_delay = Duration::ZERO);
+    core.pass(now, Work::Serve);
+    assert!(core.next_exact() > now, "called again and again at one instant");
 }

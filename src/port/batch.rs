@@ -194,7 +194,7 @@ impl fmt::Debug for RxBatch {
 /// tx.spare()[..4].copy_from_slice(b"ping");
 /// tx.commit(Transmit { path, ident: 0, len: 4, segment_size: None }, 7);
 /// assert_eq!(tx.entries().next().unwrap().1, b"ping");
-/// tx.drop_owner(7);
+/// tx.drop_owner(7, |_| true);
 /// assert!(tx.is_empty());
 /// ```
 pub struct TxBatch {
@@ -332,10 +332,12 @@ impl TxBatch {
         self.entries.len() == Self::ENTRIES || (self.used == self.end && !self.buf.is_empty())
     }
 
-    /// Drops the entries of `owner`, whose queue pair is gone: they are skipped from now on.
-    pub fn drop_owner(&mut self, owner: u64) {
+    /// Drops the entries of `owner`, whose queue pair is gone, of which `which` says so of their bytes: they are skipped
+    /// from now on.
+    pub fn drop_owner(&mut self, owner: u64, which: impl Fn(&[u8]) -> bool) {
         for e in &mut self.entries[self.head..] {
-            if e.owner == owner && !e.dropped {
+            let bytes = &self.buf[e.start..e.start + e.transmit.len];
+            if e.owner == owner && !e.dropped && which(bytes) {
                 e.dropped = true;
                 self.live -= 1;
             }
@@ -462,12 +464,12 @@ mod tests {
         for (byte, owner) in [(1, 7), (2, 8), (3, 7), (4, 9)] {
             put(&mut tx, byte, 10, owner);
         }
-        tx.drop_owner(7);
-        tx.drop_owner(7);
+        tx.drop_owner(7, |_| true);
+        tx.drop_owner(7, |_| true);
         assert_eq!(left(&tx), [(2, 10), (4, 10)]);
         tx.consume(1);
         assert_eq!(left(&tx), [(4, 10)]);
-        tx.drop_owner(9);
+        tx.drop_owner(9, |_| true);
         assert!(tx.is_empty() && left(&tx).is_empty());
     }
 
@@ -475,13 +477,13 @@ mod tests {
     fn an_entry_can_go_segment_by_segment() {
         let mut tx = TxBatch::default();
         put(&mut tx, 9, 1, 0);
-        tx.drop_owner(0);
+        tx.drop_owner(0, |_| true);
         put(&mut tx, 8, 4, 1);
         for (byte, i) in tx.spare()[..25].iter_mut().zip(0..) {
             *byte = i;
         }
         tx.commit(Transmit { path: path(), ident: 0, len: 25, segment_size: Some(10) }, 2);
-        tx.drop_owner(1);
+        tx.drop_owner(1, |_| true);
         tx.consume_segments(10);
         let (t, bytes) = tx.entries().next().unwrap();
         assert_eq!((t.len, t.segment_size, bytes[0], t.ident), (15, Some(10), 10, 1));
@@ -512,7 +514,7 @@ mod tests {
                         model.drain(..usize::from(n).min(model.len()));
                     }
                     _ => {
-                        tx.drop_owner(u64::from(n % 3));
+                        tx.drop_owner(u64::from(n % 3), |_| true);
                         model.retain(|e| e.2 != u64::from(n % 3));
                     }
                 }

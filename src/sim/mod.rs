@@ -97,6 +97,8 @@ pub struct Sim(Arc<Inner>);
 
 struct Inner {
     seed: u64,
+    /// Another seed can be had by the environment.
+    yields: bool,
     seeds: Seeds,
     fabric: SharedFabric,
     time: Arc<VirtualTime>,
@@ -114,7 +116,7 @@ impl Sim {
     /// # Panics
     /// If [`SEED_VARIABLE`] is set to something that is not a number: a failure would not be repeated.
     pub fn new(seed: u64) -> Self {
-        Self::exact(seed_of_environment().unwrap_or(seed))
+        Self::of(seed_of_environment().unwrap_or(seed), true)
     }
 
     /// The same with this seed, whatever the environment says: for programs that are told their seed in another way,
@@ -125,11 +127,16 @@ impl Sim {
     /// assert_eq!(Sim::exact(7).seed(), 7);
     /// ```
     pub fn exact(seed: u64) -> Self {
+        Self::of(seed, false)
+    }
+
+    fn of(seed: u64, yields: bool) -> Self {
         let seeds = Seeds::new(seed);
         let fabric = Arc::new(Mutex::new(Fabric::from_seeds(seeds.derive("fabric", 0))));
         let time = VirtualTime::new(Arc::clone(&fabric));
         Self(Arc::new(Inner {
             seed,
+            yields,
             seeds,
             fabric,
             time,
@@ -380,10 +387,12 @@ impl Drop for Inner {
     fn drop(&mut self) {
         #[expect(clippy::print_stderr, reason = "the seed is what a failing test must tell")]
         if std::thread::panicking() {
-            eprintln!(
-                "softroce::sim: seed {}; repeat with {SEED_VARIABLE}={}",
-                self.seed, self.seed
-            );
+            let seed = self.seed;
+            if self.yields {
+                eprintln!("softroce::sim: seed {seed}; repeat with {SEED_VARIABLE}={seed}");
+            } else {
+                eprintln!("softroce::sim: seed {seed}");
+            }
         }
         // A file that could not be written was the business of `stop_pcap`.
         let _ = self.fabric.lock().stop_capture();

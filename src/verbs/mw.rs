@@ -62,13 +62,6 @@ impl MemoryWindow {
             self.rkey.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |k| Some(after(k)));
         after(before.unwrap_or_else(|key| key))
     }
-
-    /// The bind with this key, which was made by [`next_rkey`](Self::next_rkey), was not posted.
-    pub(crate) fn take_back(&self, rkey: u32) {
-        let before = rkey & !0xff | (rkey.wrapping_sub(1) & 0xff);
-        // If another bind has been posted meanwhile, its key stands.
-        let _ = self.rkey.compare_exchange(rkey, before, Ordering::Relaxed, Ordering::Relaxed);
-    }
 }
 
 /// The key behind `key`.

@@ -54,7 +54,7 @@ const TO_RTS: Mask = Mask::SQ_PSN
 /// A queue pair, with one owner (put it into an `Arc` to share it; posting takes `&self`).
 ///
 /// Dropped, it is destroyed: what it has not been polled for vanishes, what it owes its peer is sent: ACKs, and of
-/// answers to READs some megabytes, or as much as the network takes at once.
+/// answers to READs what the network takes at once.
 ///
 /// ```
 /// use softroce::prelude::*;
@@ -434,6 +434,10 @@ impl QueuePair {
                 };
                 return Err(Cause::Invalid { what: what.into() });
             }
+            // A key is made once it is sure to be used: the lock is ours until then.
+            if sq.free() == 0 {
+                return Err(Cause::QueueFull { depth: self.face.cap().send_wr });
+            }
             let key = bind.key.unwrap_or_else(|| bind.mw.next_rkey());
             if key & !0xff != bind.wqe.mw.0 & !0xff {
                 return Err(Cause::Invalid {
@@ -441,13 +445,11 @@ impl QueuePair {
                 });
             }
             let wqe = BindWqe { new_rkey: Rkey(key), ..bind.wqe };
-            let staged = sq.stage_bind(wr.id, flags, &wqe);
-            match (&staged, bind.key) {
-                (Ok(_), Some(_)) => bind.mw.set_rkey(key),
-                (Err(_), None) => bind.mw.take_back(key),
-                _ => {}
+            sq.stage_bind(wr.id, flags, &wqe).map_err(|e| self.refused(e, 0, 0))?;
+            if bind.key.is_some() {
+                bind.mw.set_rkey(key);
             }
-            return staged.map(|_| key).map_err(|e| self.refused(e, 0, 0));
+            return Ok(key);
         }
         let (dest, dest_qpn, dest_qkey) =
             wr.datagram.map_or((0, 0, 0), |(ah, qpn, qkey)| (ah.number(), qpn, qkey));

@@ -22,6 +22,7 @@ use crate::mem::{Access, AccessError, MrTable, PdId};
 use crate::net::{Ecn, RxMeta};
 use crate::queue::wqe::sges;
 use crate::queue::{Cqe, CqeKind, SendFlags, SendOp, SendWqe};
+use crate::wire::aeth::{NO_CREDITS, credits};
 use crate::wire::num::Psn;
 use crate::wire::opcode::{Operation, Position};
 use crate::wire::packet::Packet;
@@ -111,8 +112,10 @@ impl Qp {
         if moved {
             self.progressed(c, meta);
         }
-        if let (Some(Syndrome::Ack { credits }), Outcome::Nothing) = (syndrome, outcome) {
-            self.req.credits = credits;
+        if let (Some(Syndrome::Ack { credits }), Outcome::Nothing) = (syndrome, outcome)
+            && (credits != NO_CREDITS || self.req.is_credited)
+        {
+            self.note_credits(credits);
         }
         // A request that failed here comes first, if its turn has come.
         self.report_failed(c);
@@ -131,6 +134,16 @@ impl Qp {
             }
         }
         self.check_drained(c);
+    }
+
+    /// The peer has told how many receives it has for what it has not executed yet.
+    #[cold]
+    fn note_credits(&mut self, code: u8) {
+        let credits = credits(code);
+        self.req.is_credited = credits.is_some();
+        // What it has executed is complete here. (Requests that are carried out here take no receive, and are counted
+        // nevertheless: a little less than what it allows.)
+        self.req.credit_end = self.req.una.wrapping_add(credits.unwrap_or(0));
     }
 
     /// Whether `psn` lies in the answered part of the READ that is being answered.

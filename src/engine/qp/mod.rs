@@ -392,9 +392,20 @@ impl Qp {
         self.resp.has_plain_ack()
     }
 
-    /// Whether something waits to be answered, or acknowledged.
-    pub(crate) fn owes(&self) -> bool {
-        self.resp.is_urgent() || self.resp.has_plain_ack()
+    /// What arrived is not acknowledged.
+    pub(crate) fn disown(&mut self) {
+        self.resp.disown();
+    }
+
+    /// Sends what it has to answer and to acknowledge, as far as it fits and keeps to its pace.
+    pub(crate) fn send_owed(&mut self, c: &mut Common, batch: &mut Batch<'_>) {
+        self.budget[ANSWERS] = QUANTUM;
+        self.send_responses(c, batch);
+        if self.resp.has_plain_ack() {
+            // What does not fit is for the next one.
+            let _ = self.send_ack(c, batch);
+        }
+        self.budget = [QUANTUM; 2];
     }
 
     /// When [`handle_timeout`](Self::handle_timeout) must be called, at the latest.

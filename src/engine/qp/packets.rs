@@ -13,7 +13,6 @@ use crate::mem::{Access, AccessError, LocalKey, PdId};
 use crate::queue::wqe::{read_inline, sges};
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::wire::Opcode;
-use crate::wire::aeth::{NO_CREDITS, credits};
 use crate::wire::headers::{AtomicEth, Ext, Feth, Ieth, ImmDt, Reth};
 use crate::wire::num::{Psn, Qpn, Rkey};
 use crate::wire::opcode::{Headers, Operation, Position, Tail, Transport};
@@ -106,7 +105,7 @@ impl Qp {
             plan.ack_req = false;
             return (!self.is_paced(c)).then_some(plan);
         }
-        if self.req.credits != NO_CREDITS {
+        if self.req.is_credited {
             match self.credit() {
                 Credit::There => {}
                 Credit::Unknown => plan.ack_req = true,
@@ -125,9 +124,10 @@ impl Qp {
         let op = self.sq.get(self.req.cur).map(|(wqe, _)| wqe.op);
         let takes_receive =
             matches!(op, Some(SendOp::Send | SendOp::SendImm | SendOp::SendInv | SendOp::WriteImm));
-        let credits = credits(self.req.credits).unwrap_or(u32::MAX);
-        let is_beyond = self.req.cur.wrapping_sub(self.req.una) >= credits;
-        match (takes_receive && is_beyond, self.req.in_flight()) {
+        let is_beyond = self.req.cur.wrapping_sub(self.req.credit_end).cast_signed() >= 0;
+        // What is under way may have left before the peer said so, and ask for nothing.
+        let is_asked = self.req.asked.distance_from(self.req.una_psn) > 0;
+        match (takes_receive && is_beyond, self.req.in_flight() && is_asked) {
             (false, _) => Credit::There,
             (true, false) => Credit::Unknown,
             (true, true) => Credit::Asked,
@@ -365,7 +365,7 @@ impl Qp {
         };
         let again = r.top_psn != plan.psn.offset(1);
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
-        if again || behind || r.credits != NO_CREDITS {
+        if again || behind || r.is_credited {
             return 0;
         }
         // The next packet that is not in the middle, and the next one that asks for an ACK, end it.

@@ -25,7 +25,6 @@ use crate::mem::Bind;
 use crate::queue::wqe::read_bind;
 use crate::queue::{SendFlags, SendOp};
 use crate::time::Instant;
-use crate::wire::aeth::NO_CREDITS;
 use crate::wire::num::Psn;
 use crate::wire::opcode::Position;
 use crate::wire::packet::PacketBuilder;
@@ -123,8 +122,9 @@ pub(super) struct Requester {
     pub(super) charged: [u64; 2],
     /// Packets in flight, of those that are charged to the peer's window.
     pub(super) flying: u32,
-    /// For how many requests from `una` on the peer has receives, as far as it tells: a code of the AETH.
-    pub(super) credits: u8,
+    /// The peer tells how many receives it has: requests from `credit_end` on find none, as far as it has said.
+    pub(super) is_credited: bool,
+    pub(super) credit_end: u32,
     /// A request that failed here, to be reported when all before it are done.
     pub(super) failed: Option<(u32, WcStatus)>,
     /// The event of state SQD is still to come.
@@ -170,7 +170,8 @@ impl Requester {
             acked_bytes: 0,
             charged: [0; 2],
             flying: 0,
-            credits: NO_CREDITS,
+            is_credited: false,
+            credit_end: 0,
             failed: None,
             drain_event: false,
             cc,
@@ -204,7 +205,7 @@ impl Requester {
         self.acked_bytes = 0;
         self.pace = Pace::new(self.pacing_rate());
         self.forget_probes();
-        self.credits = NO_CREDITS;
+        self.is_credited = false;
         self.failed = None;
         self.drain_event = false;
     }

@@ -168,23 +168,33 @@ impl Responder {
         *self = Self::new();
     }
 
-    /// The queue pair goes to ERR: nothing more is answered, but for a fatal NAK and what precedes it. An ACK that waits
-    /// still leaves, as far as no answer precedes it: its messages have arrived, and were completed as such.
+    /// The queue pair goes to ERR: nothing more is answered, but for a fatal NAK and what precedes it. What was executed
+    /// before the first answer that will not come is still acknowledged: its messages have arrived, and were completed
+    /// as such.
     pub(super) fn abandon(&mut self) {
         if !self.dying {
             let unanswered = self.first_pending().and_then(|place| self.resources[place]);
-            match (&mut self.ack, unanswered) {
-                (Ack::Plain(_), None) => {}
-                (Ack::Plain(psn), Some(first)) => {
-                    *psn = first.first.prev();
-                    self.msn = first.msn.prev();
-                }
-                (ack, _) => *ack = Ack::Nothing,
-            }
+            let (upto, msn) = match (unanswered, self.ack) {
+                (Some(first), _) => (first.first, first.msn.prev()),
+                (None, Ack::Nothing) => (self.epsn, Msn::default()),
+                (None, Ack::Plain(_) | Ack::Nak(..)) => (self.epsn, self.msn),
+            };
+            // Of no message, there is nothing to say.
+            let says = msn != Msn::default();
+            self.ack = if says { Ack::Plain(upto.prev()) } else { Ack::Nothing };
+            self.msn = msn;
             self.forget_pending();
         }
         self.open = Open::Nothing;
         self.taken = false;
+    }
+
+    /// What arrived is not acknowledged: its completion was lost.
+    pub(super) fn disown(&mut self) {
+        if !self.dying {
+            self.ack = Ack::Nothing;
+            self.forget_pending();
+        }
     }
 
     /// Whether a fatal NAK, and what precedes it, is still to leave.

@@ -115,6 +115,8 @@ impl Qp {
             return false;
         }
         c.count(Counter::RcvdRnrErr);
+        // Whatever it has told of its receives before.
+        self.req.credit_end = self.req.una;
         match self.req.rnr_left {
             0 => {
                 c.count(Counter::RetryRnrExceededErr);

@@ -14,7 +14,6 @@ use crate::engine::batch::Batch;
 use crate::engine::common::Common;
 use crate::engine::qp::attr::QpState;
 use crate::queue::SendFlags;
-use crate::wire::aeth::NO_CREDITS;
 use crate::wire::opcode::{Headers, Operation};
 use crate::wire::packet::PacketBuilder;
 
@@ -100,7 +99,7 @@ impl Qp {
         let is_newest = r.cur.wrapping_add(1) == r.fresh && r.top_psn == r.next_psn;
         let is_plain = self.state == QpState::Rts
             && r.failed.is_none()
-            && r.credits == NO_CREDITS
+            && !r.is_credited
             && !self.is_steered();
         let behind = !r.woken[TO_PEER] && c.windows.has_waiters(to_peer);
         if !is_data || !is_newest || !is_plain || behind || c.config.elide || c.is_watched() {

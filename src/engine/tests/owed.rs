@@ -7,6 +7,7 @@ use crate::engine::qp::attr::{QpAttr, QpState, QpType};
 use crate::engine::status::WcStatus::{self, LocProt, RemAccess, Success, WrFlush};
 use crate::engine::{Acks, EngineConfig};
 use crate::mem::Sge;
+use crate::net::RxMeta;
 use crate::queue::{SendFlags, SendOp, SendWqe};
 use crate::time::Instant;
 use crate::wire::num::{Lkey, Rkey};
@@ -57,16 +58,29 @@ fn what_a_queue_pair_that_goes_owes_leaves_first() {
         let (now, uc) = (p.now, p.sides[0].qps[k].0);
         p.sides[0].engine.handle_doorbell(now, uc);
     }
+    // It has requests of its own, too.
+    p.stage_on(0, 0, p.wqe(0, SendOp::Write, 4, 0), &[p.sge(0, 0, 1 << 17)]);
     let (now, leaving) = (p.now, p.sides[0].qp);
-    p.sides[0].engine.hasten(leaving);
-    assert_eq!(until_an_ack(&mut p, now), Some(1));
+    p.sides[0].engine.handle_doorbell(now, leaving);
+    assert_eq!(owed(&mut p, 0), ["RC_ACK"], "that, and nothing of anybody's requests");
     // And a response of a READ.
-    p.post(1, p.wqe(1, SendOp::Read, 3, 0), &[p.sge(1, 0, 64)]);
+    p.post(1, p.wqe(1, SendOp::Read, 3, 0), &[p.sge(1, 0, 2000)]);
     p.deliver_without_sending();
-    p.sides[0].engine.hasten(leaving);
-    let mut buf = vec![0; 1 << 16];
-    assert!(p.sides[0].engine.poll_transmit(now, Acks::Send, &mut buf).is_some());
-    assert_eq!(opcode::name_of(buf[0]), "RC_READ_RESP_ONLY");
+    assert_eq!(owed(&mut p, 0), ["RC_READ_RESP_FIRST", "RC_READ_RESP_LAST"]);
+}
+
+/// Has the first queue pair of a side send what it owes, to the other side; says what that was.
+fn owed(p: &mut Pair, side: usize) -> Vec<String> {
+    let (mut buf, mut names, qp) = (vec![0; 1 << 16], Vec::new(), p.sides[side].qp);
+    while let Some((t, _)) = p.sides[side].engine.poll_owed(p.now, qp, &mut buf) {
+        names.push(opcode::name_of(buf[0]));
+        let meta = RxMeta { path: t.path, ident: Some(t.ident), df: Some(true), gro_index: 0 };
+        let size = t.segment_size.map_or(t.len, usize::from);
+        assert_eq!(size, t.len, "made with segments of one packet");
+        p.sides[1 - side].engine.handle_datagram(p.now, &meta, &buf[..t.len]);
+    }
+    p.pump(1 - side);
+    names
 }
 
 /// A message has arrived at side 1, its receive is complete, and its ACK waits for an answer of the program.
@@ -95,9 +109,7 @@ fn an_ack_that_was_held_leaves_though_its_queue_pair_stops() {
     assert_eq!((p.results(1), p.results(0)), (vec![(2, LocProt)], vec![(1, Success)]));
     // By RESET, if its driver settles what is owed first.
     let mut p = delivered(&Setup::default());
-    let qp = p.sides[1].qp;
-    p.sides[1].engine.hasten(qp);
-    p.pump(1);
+    assert_eq!(owed(&mut p, 1), ["RC_ACK"]);
     p.modify(1, &QpAttr::to(QpState::Reset));
     p.run();
     assert_eq!(p.results(0), [(1, Success)]);
@@ -105,15 +117,50 @@ fn an_ack_that_was_held_leaves_though_its_queue_pair_stops() {
 
 #[test]
 fn an_ack_of_a_queue_pair_that_stopped_covers_what_was_done_and_no_more() {
-    let mut p = delivered(&Setup { timeout: 8, retry_cnt: 1, ..Setup::default() });
-    // A READ and a SEND behind it arrive, and are not answered before the end.
-    p.post_recv(1, 8, &[p.sge(1, 0, 64)]);
-    p.post(0, p.wqe(0, SendOp::Read, 2, 0), &[p.sge(0, 0, 64)]);
-    p.post(0, p.wqe(0, SendOp::Send, 3, 0), &[p.sge(0, 0, 64)]);
+    let setup = Setup { timeout: 8, retry_cnt: 1, ..Setup::default() };
+    // A READ arrives and is not answered before the end; then a SEND behind it, too.
+    for behind in [false, true] {
+        let mut p = delivered(&setup);
+        p.post_recv(1, 8, &[p.sge(1, 0, 64)]);
+        p.post(0, p.wqe(0, SendOp::Read, 2, 0), &[p.sge(0, 0, 64)]);
+        if behind {
+            p.post(0, p.wqe(0, SendOp::Send, 3, 0), &[p.sge(0, 0, 64)]);
+        }
+        p.deliver_without_sending();
+        p.modify(1, &QpAttr::to(QpState::Err));
+        p.run();
+        let want = [(1, Success), (2, WcStatus::RetryExc), (3, WrFlush)];
+        assert_eq!(p.results(0), want[..2 + usize::from(behind)]);
+    }
+    // A SEND finds no receive: its NAK would have acknowledged the one before it.
+    let mut p = delivered(&setup);
+    p.post(0, p.wqe(0, SendOp::Send, 2, 0), &[p.sge(0, 0, 64)]);
     p.deliver_without_sending();
     p.modify(1, &QpAttr::to(QpState::Err));
     p.run();
-    assert_eq!(p.results(0), [(1, Success), (2, WcStatus::RetryExc), (3, WrFlush)]);
+    assert_eq!(p.results(0), [(1, Success), (2, WcStatus::RetryExc)]);
+    // Nothing was done: nothing is said.
+    let mut p = Pair::new(&setup);
+    p.post(0, p.wqe(0, SendOp::Read, 1, 0), &[p.sge(0, 0, 64)]);
+    p.deliver_without_sending();
+    p.modify(1, &QpAttr::to(QpState::Err));
+    assert_eq!(p.names(0), [""; 0]);
+}
+
+#[test]
+fn a_message_whose_completion_is_lost_is_not_acknowledged() {
+    let mut p = Pair::new(&Setup { cq_depth: 1, timeout: 8, retry_cnt: 1, ..Setup::default() });
+    for id in 1..=2 {
+        p.post_recv(1, id, &[p.sge(1, 0, 64)]);
+    }
+    p.post(0, p.wqe(0, SendOp::Send, 1, 0), &[p.sge(0, 0, 64)]);
+    p.run();
+    assert_eq!(p.results(0), [(1, Success)]);
+    // The first is still in the queue of the receiver.
+    p.post(0, p.wqe(0, SendOp::Send, 2, 0), &[p.sge(0, 0, 64)]);
+    p.run();
+    assert_eq!(p.state(1), QpState::Err);
+    assert_eq!((p.results(0), p.results(1)), (vec![(2, WcStatus::RetryExc)], vec![(1, Success)]));
 }
 
 fn slow() -> Box<dyn CongestionControl> {

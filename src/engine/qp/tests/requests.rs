@@ -249,3 +249,28 @@ fn a_peer_that_tells_of_its_receives_is_not_sent_more() {
     assert_eq!(s.results(), (1..12).map(|id| (id, Success)).collect::<Vec<_>>());
     assert_eq!(s.engine.poll_timeout(), None);
 }
+
+#[test]
+fn what_left_before_the_peer_told_of_its_receives_is_asked_about() {
+    // No timer helps.
+    let mut s = Script::with(&Setup {
+        timeout: 0,
+        config: |c| c.window = WindowConfig { initial: 9000, max: 9000, enabled: true },
+        ..Setup::default()
+    });
+    s.post(SendOp::Send, 1, 20 * 1024);
+    let mut acked = 0;
+    for _ in 0..100 {
+        let sent = s.sent();
+        // Of what came, that which asked is acknowledged: no receive but that in use.
+        let asked = sent.iter().filter(|out| out.line.contains(" A "));
+        let psns =
+            asked.map(|out| u32::from_str_radix(out.line.split(' ').nth(1).unwrap(), 16).unwrap());
+        for psn in psns.collect::<Vec<_>>() {
+            acked = psn;
+            s.recv(ack(psn, 0x00));
+        }
+    }
+    assert_eq!(acked, SQ + 19);
+    assert_eq!(s.results(), [(1, Success)]);
+}
