@@ -52,6 +52,8 @@ pub(crate) struct Common {
     pub(crate) overrun: Vec<u32>,
     /// A receive completed since the driver last asked.
     pub(crate) received: bool,
+    /// ACKs may wait for more, where peers go on without them.
+    pub(crate) coalesce: bool,
     pub(crate) now: Instant,
     /// What FLUSHes may still write back at this instant, in bytes; and which instant.
     flush_left: u64,
@@ -83,6 +85,7 @@ impl Common {
             woken: Vec::new(),
             overrun: Vec::new(),
             received: false,
+            coalesce: false,
             now: Instant::ZERO,
             flush_left: FLUSH_BYTES,
             flush_at: Instant::ZERO,

@@ -32,6 +32,9 @@ pub struct EngineConfig {
     pub window: WindowConfig,
     /// How long a plain ACK may wait for a packet to travel with. Zero: it leaves at once, before all requests.
     pub ack_delay: Duration,
+    /// How long the ACK of a message that was answered waits for the peer's next message, where the peer goes on without it and
+    /// the program looks all the time (`engine/qp/coalesce.rs`). Zero: it leaves with the answer.
+    pub ack_coalesce: Duration,
     /// After this time a further packet ahead of a gap draws another sequence NAK (the first may be lost).
     /// `None`: one NAK for each gap, as the standard has it.
     pub renak_after: Option<Duration>,
@@ -76,6 +79,7 @@ impl EngineConfig {
             rxe_flush: false,
             window: WindowConfig::default(),
             ack_delay: Duration::from_micros(100),
+            ack_coalesce: Duration::from_micros(20),
             renak_after: Some(Duration::from_millis(1)),
             cc: Algorithm::None,
             recovery: Recovery::GoBackN,

@@ -283,6 +283,8 @@ impl Engine {
         self.timers.reserve(self.qps.slots());
         self.ready.reserve(self.qps.slots());
         self.acks.reserve(self.qps.slots());
+        // One more for each that is looked at in its predecessor's stead.
+        self.waits.reserve(2 * self.qps.slots());
         // It may wait in two windows.
         self.common.woken.reserve(2 * self.qps.slots());
         Ok((handle, face))

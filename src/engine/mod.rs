@@ -90,6 +90,8 @@ pub enum Acks {
     /// something and may be about to answer. They leave with a later pass, at the latest at
     /// [`Engine::poll_timeout`].
     Hold,
+    /// Yes, but for those that may wait because the application looks all the time and the peer goes on without them.
+    Coalesce,
 }
 
 /// A device.
@@ -109,6 +111,8 @@ pub struct Engine {
     acks: VecDeque<u32>,
     /// When held ACKs must leave.
     acks_due: Option<Instant>,
+    /// Queue pairs whose plain ACK waits for another message, and when to look at each again.
+    waits: VecDeque<(Instant, u32)>,
     /// All that are ready have had their share of this instant.
     stalled: bool,
     idents: Idents,
@@ -143,6 +147,7 @@ impl Engine {
             ready: VecDeque::new(),
             acks: VecDeque::new(),
             acks_due: None,
+            waits: VecDeque::new(),
             stalled: false,
             idents: Idents::default(),
             rng,
@@ -273,7 +278,8 @@ impl Engine {
     pub fn next_due(&self) -> (Option<Instant>, Option<Instant>) {
         let resume = self.stalled.then(|| self.common.next_instant());
         let timer = self.timers.next_due();
-        (timer.into_iter().chain(resume).min(), self.acks_due)
+        let wait = self.waits.front().map(|&(at, _)| at);
+        (timer.into_iter().chain(resume).min(), self.acks_due.into_iter().chain(wait).min())
     }
 
     /// Whether the pass so far has completed a receive.
@@ -286,9 +292,18 @@ impl Engine {
         std::mem::take(&mut self.common.received)
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something.
+    /// Whether something waits to be sent, be it an ACK that is held back.
     pub fn has_transmit(&self) -> bool {
-        !self.ready.is_empty() || !self.acks.is_empty()
+        !self.ready.is_empty() || !self.acks.is_empty() || !self.waits.is_empty()
+    }
+
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something now, or has to note that it holds something back.
+    #[inline]
+    pub fn may_transmit(&self, now: Instant, acks: Acks) -> bool {
+        let held = |due: Option<Instant>| acks == Acks::Hold && due.is_some_and(|at| at > now);
+        !self.ready.is_empty()
+            || (!self.acks.is_empty() && !held(self.acks_due))
+            || self.waits.front().is_some_and(|&(at, _)| at <= now || acks == Acks::Send)
     }
 
     /// The next transmission, written to the front of `buf`: one packet, or several of one size to one
@@ -306,8 +321,12 @@ impl Engine {
         // Held long enough, or not to be held.
         let at_once = self.common.config.ack_delay.is_zero();
         let due = at_once || self.acks_due.is_some_and(|t| t <= now);
-        let acks = if due { Acks::Send } else { acks };
-        if self.ready.is_empty() && (acks == Acks::Hold || self.acks.is_empty()) {
+        self.common.coalesce = acks == Acks::Coalesce && !at_once;
+        if self.waits.front().is_some_and(|&(at, _)| at <= now || acks == Acks::Send) {
+            self.end_waits(now, acks == Acks::Send);
+        }
+        let send = due || acks != Acks::Hold;
+        if self.ready.is_empty() && (!send || self.acks.is_empty()) {
             self.note_held_acks();
             return None;
         }
@@ -317,7 +336,7 @@ impl Engine {
             self.fill_acks_first(&mut batch);
         }
         self.fill(&mut batch);
-        if acks == Acks::Send {
+        if send {
             self.fill_acks(&mut batch);
         }
         self.note_held_acks();
@@ -391,6 +410,7 @@ impl Engine {
             match turn {
                 Turn::Idle => {
                     qp.queued = false;
+                    self.waits.extend(qp.list_wait().map(|at| (at, slot)));
                     self.ready.pop_front();
                     self.queue_ack(slot);
                 }
@@ -427,6 +447,22 @@ impl Engine {
                 qp.ack_queued = false;
             }
             self.acks.pop_front();
+        }
+    }
+
+    /// ACKs that waited long enough, or (`all`) may not wait any more, are to be sent.
+    #[cold]
+    fn end_waits(&mut self, now: Instant, all: bool) {
+        for _ in 0..self.waits.len() {
+            let Some(&(at, slot)) = self.waits.front() else { break };
+            if at > now && !all {
+                break;
+            }
+            self.waits.pop_front();
+            match self.qps.at(slot).and_then(|qp| qp.end_wait(now, all)) {
+                Some(at) => self.waits.push_back((at, slot)),
+                None => self.queue_ack(slot),
+            }
         }
     }
 

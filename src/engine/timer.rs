@@ -5,6 +5,8 @@
 //! order of their ticks and never earlier than asked; within a tick the order is that of arming.
 //! Resolution is one tick: of a power of two of nanoseconds, which whoever makes the wheel chooses.
 
+use std::cell::Cell;
+
 use crate::time::Instant;
 
 /// log2 of the nanoseconds in a tick, where a microsecond does not matter.
@@ -51,6 +53,8 @@ pub(super) struct Wheel {
     current: u64,
     /// log2 of the nanoseconds in a tick.
     tick_bits: u32,
+    /// What is due next, if that is known: it is asked for more often than it changes.
+    next: Cell<Option<Option<Instant>>>,
 }
 
 impl Wheel {
@@ -62,6 +66,7 @@ impl Wheel {
             occupied: [0; LEVELS as usize],
             current: 0,
             tick_bits,
+            next: Cell::new(None),
         }
     }
 
@@ -101,10 +106,22 @@ impl Wheel {
 
     /// The earliest time at which [`expire`](Self::expire) may have something: exact for what is due
     /// soon or lies among few, else a lower bound (start of a bucket). `None` if nothing is armed.
+    #[inline]
     pub(super) fn next_due(&self) -> Option<Instant> {
-        let (level, bucket, start) = self.first_bucket()?;
-        let due = if level == 0 { start } else { self.earliest(level, bucket).unwrap_or(start) };
-        Some(Instant::from_nanos(due << self.tick_bits))
+        match self.next.get() {
+            Some(next) => next,
+            None => self.find_next_due(),
+        }
+    }
+
+    fn find_next_due(&self) -> Option<Instant> {
+        let next = self.first_bucket().map(|(level, bucket, start)| {
+            let due =
+                if level == 0 { start } else { self.earliest(level, bucket).unwrap_or(start) };
+            Instant::from_nanos(due << self.tick_bits)
+        });
+        self.next.set(Some(next));
+        next
     }
 
     /// The earliest tick in a bucket, if it does not take long to say.
@@ -146,6 +163,7 @@ impl Wheel {
         let mut slot = self.lists[place as usize].head;
         self.lists[place as usize] = List { head: NIL, tail: NIL };
         self.vacate(place);
+        self.next.set(None);
         while slot != NIL {
             let next = self.nodes[slot as usize].next;
             self.link(slot);
@@ -165,6 +183,7 @@ impl Wheel {
     }
 
     fn link(&mut self, slot: u32) {
+        self.next.set(None);
         let due = self.nodes[slot as usize].due;
         debug_assert!(due >= self.current, "buckets are emptied before the time passes them");
         let differing = (due ^ self.current) | u64::from(BUCKETS - 1);
@@ -186,6 +205,7 @@ impl Wheel {
     }
 
     fn unlink(&mut self, slot: u32) {
+        self.next.set(None);
         let Node { prev, next, place, .. } = self.nodes[slot as usize];
         if prev == NIL {
             self.lists[place as usize].head = next;

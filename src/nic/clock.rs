@@ -9,19 +9,53 @@ use crate::time::{Instant, nanos};
 /// Copies share the origin, so their readings compare.
 #[derive(Clone, Copy, Debug)]
 pub struct MonotonicClock {
-    origin: std::time::Instant,
+    origin: imp::Reading,
 }
 
 impl MonotonicClock {
     /// A clock that shows zero now.
-    #[expect(clippy::disallowed_methods, reason = "the one place that reads the real clock")]
     pub fn new() -> Self {
-        Self { origin: std::time::Instant::now() }
+        Self { origin: imp::read() }
     }
 
     /// Time since the origin. Never goes back (`CLOCK_MONOTONIC`: stands still while the host is suspended).
     pub fn now(&self) -> Instant {
-        Instant::from_nanos(nanos(self.origin.elapsed()))
+        Instant::from_nanos(imp::since(self.origin))
+    }
+}
+
+/// The clock itself: each pass reads it, and `std::time::Instant` is more careful with differences than is needed here.
+#[cfg(all(target_os = "linux", feature = "udp"))]
+mod imp {
+    use nix::time::{ClockId, clock_gettime};
+
+    /// Nanoseconds.
+    pub(super) type Reading = u64;
+
+    #[inline]
+    pub(super) fn read() -> Reading {
+        // It fails for clocks that do not exist only. Neither number is negative.
+        clock_gettime(ClockId::CLOCK_MONOTONIC)
+            .map_or(0, |t| t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned())
+    }
+
+    #[inline]
+    pub(super) fn since(origin: Reading) -> u64 {
+        read().saturating_sub(origin)
+    }
+}
+
+#[cfg(not(all(target_os = "linux", feature = "udp")))]
+mod imp {
+    pub(super) type Reading = std::time::Instant;
+
+    #[expect(clippy::disallowed_methods, reason = "the one place that reads the real clock")]
+    pub(super) fn read() -> Reading {
+        Reading::now()
+    }
+
+    pub(super) fn since(origin: Reading) -> u64 {
+        crate::time::nanos(origin.elapsed())
     }
 }
 

@@ -121,8 +121,8 @@ impl Core {
         }
     }
 
-    /// One pass at `now`.
-    pub(super) fn pass(&mut self, now: Instant, work: Work) -> Passed {
+    /// One pass at `now`. `steady`: it is one of many, and another will follow at once.
+    pub(super) fn pass(&mut self, now: Instant, work: Work, steady: bool) -> Passed {
         let (mut progress, mut long) = (false, false);
         if work != Work::Send {
             let received = self.receive(now, work);
@@ -139,7 +139,11 @@ impl Core {
         }
         self.bells.clear();
         let received = self.engine.take_received();
-        let acks = if work == Work::Poll && received { Acks::Hold } else { Acks::Send };
+        let acks = match work {
+            Work::Poll if received => Acks::Hold,
+            Work::Poll | Work::Send if steady => Acks::Coalesce,
+            _ => Acks::Send,
+        };
         let sent = self.transmit(now, acks);
         progress |= sent > 0;
         long |= sent >= LONG_TRANSMITS;
@@ -207,7 +211,7 @@ impl Core {
             return 0;
         }
         let mut sent = 0;
-        while !self.broken && self.engine.has_transmit() {
+        while !self.broken && self.engine.may_transmit(now, acks) {
             let most = self.port.room().min(TRANSMITS - sent);
             self.held = most == 0 && sent < TRANSMITS;
             let segmented = self.engine.caps().gso_segments_v4 > 1;

@@ -620,12 +620,14 @@ impl Nic {
             self.has_bells.store(false, Ordering::Relaxed);
             core.bells.append(&mut self.bells.lock());
         }
-        let _inside = match &self.time {
-            Time::Real { progress, .. } if work != Work::Serve => Some(progress.begin_pass()),
-            _ => None,
+        let (_inside, steady) = match &self.time {
+            Time::Real { progress, .. } if work != Work::Serve => {
+                (Some(progress.begin_pass()), progress.is_polled(now))
+            }
+            _ => (None, false),
         };
         self.land(core, now);
-        let mut passed = core.pass(now, work);
+        let mut passed = core.pass(now, work, steady);
         // Somebody may ask how long ago the last pass was, and means its end.
         if passed.long && matches!(self.time, Time::Real { .. }) {
             passed.now = self.now();

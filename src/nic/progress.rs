@@ -433,6 +433,14 @@ impl Progress {
             || self.is_steady(&self.waits, now)
     }
 
+    /// Whether the application polls all the time, and somebody else sees to the NIC when it stops.
+    #[inline]
+    pub fn is_polled(&self, now: Instant) -> bool {
+        matches!(self.config.mode, Mode::Hybrid)
+            && self.polls.is_steady()
+            && self.polls.is_fresh(now, self.config.fresh)
+    }
+
     /// Whether the application does it over and over, now as before.
     fn is_steady(&self, beat: &Beat, now: Instant) -> bool {
         beat.is_steady()

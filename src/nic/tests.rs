@@ -296,7 +296,7 @@ fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
     for staged in [false, true] {
         let (mut core, port, qps, now) = owing(|_| {});
         if staged {
-            core.pass(now, Work::Serve);
+            core.pass(now, Work::Serve, false);
         }
         for qp in qps {
             core.farewell(now, qp);
@@ -304,7 +304,7 @@ fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
         }
         assert_eq!(*port.took.lock(), []);
         port.is_full.store(false, Ordering::Relaxed);
-        core.pass(now, Work::Send);
+        core.pass(now, Work::Send, false);
         assert_eq!(*port.took.lock(), [Opcode::RC_ACK.as_u8(); 2], "staged before: {staged}");
     }
 }
@@ -312,6 +312,6 @@ fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
 #[test]
 fn time_passes_while_the_network_takes_nothing() {
     let (mut core, _port, _qps, now) = owing(|c| c.ack_delay = Duration::ZERO);
-    core.pass(now, Work::Serve);
+    core.pass(now, Work::Serve, false);
     assert!(core.next_exact() > now, "called again and again at one instant");
 }

@@ -148,7 +148,12 @@ impl RxBatch {
 
     /// The last datagram.
     pub fn last(&self) -> Option<(RxMeta, &[u8])> {
-        let (meta, bytes, size) = self.buffers().last()?;
+        let filled = self.filled.last()?;
+        let bytes = &self.arena[filled.start..filled.start + filled.len];
+        let (meta, Some(size)) = (&filled.meta, filled.segment_size) else {
+            return Some((filled.meta, bytes));
+        };
+        let size = usize::from(size).max(1);
         let before = bytes.len().saturating_sub(1) / size;
         let gro_index = u16::try_from(before).unwrap_or(u16::MAX);
         Some((RxMeta { gro_index, ..*meta }, &bytes[before * size..]))
@@ -284,6 +289,18 @@ impl TxBatch {
             let t = &e.transmit;
             (t, &self.buf[e.start..e.start + t.len])
         })
+    }
+
+    /// What is to be sent, if it is one entry and no more.
+    #[inline]
+    pub fn only(&self) -> Option<(&Transmit, &[u8])> {
+        match &self.entries[self.head..] {
+            [e] if !e.dropped => {
+                let t = &e.transmit;
+                Some((t, &self.buf[e.start..e.start + t.len]))
+            }
+            _ => None,
+        }
     }
 
     /// The first of [`entries`](TxBatch::entries).

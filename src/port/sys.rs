@@ -68,37 +68,63 @@ impl SendArena {
         for ((((header, vector), name), control), (to, payload)) in slots.zip(batch) {
             control.clear();
             address(to, name, control);
-            vector.iov_base = payload.as_ptr().cast_mut().cast();
-            vector.iov_len = payload.len();
-            let h = &mut header.msg_hdr;
-            h.msg_name = name.as_bytes().as_ptr().cast_mut().cast();
-            h.msg_namelen = name.as_bytes().len() as _;
-            h.msg_iov = vector;
-            h.msg_iovlen = 1;
-            h.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
-            h.msg_controllen = control.as_bytes().len() as _;
+            fill(&mut header.msg_hdr, vector, name, control, payload);
             n += 1;
         }
         let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT);
         match &mut self.headers[..n] {
             [] => Ok(0),
-            [one] => {
-                // SAFETY: the header was filled above with pointers and lengths of the payload, which lives
-                // for 'a and so beyond this function, and of a vector, a name and control data in our own
-                // boxes, which nobody else can touch while we hold `&mut self`. `sendmsg` only reads them.
-                let sent =
-                    unsafe { libc::syscall(libc::SYS_sendmsg, fd, &raw const one.msg_hdr, flags) };
-                count(sent as isize).map(|_| 1)
-            }
             headers => {
                 let vlen = headers.len() as c_uint;
-                // SAFETY: as above for each of the `vlen` headers of the slice; `sendmmsg` reads what they
-                // point to and writes only `msg_len` inside them.
+                // SAFETY: each of the `vlen` headers of the slice was filled above with pointers and lengths of a
+                // payload, which lives for 'a and so beyond this function, and of a vector, a name and control
+                // data in our own boxes, which nobody else can touch while we hold `&mut self`. `sendmmsg` reads
+                // what they point to and writes only `msg_len` inside them.
                 let sent = unsafe { libc::sendmmsg(fd, headers.as_mut_ptr(), vlen, flags as _) };
                 count(sent as isize)
             }
         }
     }
+
+    /// Sends one, as [`send`](Self::send) does: most are alone, and a list of one takes longer.
+    #[inline]
+    pub(super) fn send_one(
+        &mut self,
+        fd: BorrowedFd<'_>,
+        payload: &[u8],
+        address: impl FnOnce(&mut Name, &mut Control),
+    ) -> io::Result<()> {
+        let (header, vector) = (&mut self.headers[0].msg_hdr, &mut self.vectors[0]);
+        let (name, control) = (&mut self.names[0], &mut self.controls[0]);
+        control.clear();
+        address(name, control);
+        fill(header, vector, name, control, payload);
+        let (fd, header, flags) = (fd.as_raw_fd(), &raw const *header, libc::MSG_DONTWAIT);
+        // SAFETY: the header was filled above with pointers and lengths of the payload, which is borrowed for
+        // longer than this call, and of a vector, a name and control data in our own boxes, which nobody else
+        // can touch while we hold `&mut self`. `sendmsg` only reads them.
+        let sent = unsafe { libc::syscall(libc::SYS_sendmsg, fd, header, flags) };
+        count(sent as isize).map(|_| ())
+    }
+}
+
+/// Has a header describe one datagram.
+#[inline(always)]
+fn fill(
+    header: &mut libc::msghdr,
+    vector: &mut libc::iovec,
+    name: &Name,
+    control: &Control,
+    payload: &[u8],
+) {
+    vector.iov_base = payload.as_ptr().cast_mut().cast();
+    vector.iov_len = payload.len();
+    header.msg_name = name.as_bytes().as_ptr().cast_mut().cast();
+    header.msg_namelen = name.as_bytes().len() as _;
+    header.msg_iov = vector;
+    header.msg_iovlen = 1;
+    header.msg_control = control.as_bytes().as_ptr().cast_mut().cast();
+    header.msg_controllen = control.as_bytes().len() as _;
 }
 
 impl fmt::Debug for SendArena {

@@ -336,8 +336,11 @@ impl UdpPort {
             bytes += incoming.len;
             match self.arrivals.describe(&incoming, endpoint.address.if_index) {
                 Ok((meta, segment_size)) => {
-                    let size = segment_size.map_or(incoming.len, usize::from).max(1);
-                    self.stats.received_datagrams += incoming.len.div_ceil(size).max(1) as u64;
+                    let datagrams = match segment_size {
+                        Some(size) => incoming.len.div_ceil(usize::from(size).max(1)).max(1),
+                        None => 1,
+                    };
+                    self.stats.received_datagrams += datagrams as u64;
                     self.stats.received_bytes += incoming.len as u64;
                     rx.commit(meta, incoming.len, segment_size);
                 }
@@ -406,11 +409,21 @@ impl UdpPort {
         endpoint.class.see(endpoint.socket.as_fd(), first.path.traffic_class);
         let hop_limit = endpoint.hop_limit(&first.path);
         endpoint.hops.see(endpoint.socket.as_fd(), hop_limit);
+        self.stats.send_calls += 1;
+        if let Some((t, bytes)) = tx.only() {
+            let (endpoint, port) = (&*endpoint, self.port);
+            self.send.send_one(endpoint.socket.as_fd(), bytes, |name, control| {
+                endpoint.address(t, port, name, control);
+            })?;
+            self.stats.sent_datagrams += t.segments() as u64;
+            self.stats.sent_bytes += t.len as u64;
+            tx.consume(1);
+            return Ok(());
+        }
         let run = tx.entries().take_while(|(t, _)| {
             let same_socket = t.path.src == src && t.path.scope_id == scope_id;
             same_socket && t.path.dst.is_ipv4() == src.is_ipv4() && t.segments() <= limit
         });
-        self.stats.send_calls += 1;
         let (endpoint, port) = (&*endpoint, self.port);
         let n = self.send.send(endpoint.socket.as_fd(), run, |t, name, control| {
             endpoint.address(t, port, name, control);

@@ -4,7 +4,7 @@
 use softroce::prelude::*;
 
 use super::Bed;
-use crate::testbed::{Guarded, LONG, Pair, Testbed, pattern};
+use crate::testbed::{Guarded, LONG, Pair, Side, Testbed, pattern};
 
 /// Lengths around everything that a length can cross.
 fn sizes(mtu: usize) -> [usize; 8] {
@@ -173,7 +173,7 @@ fn both_directions_at_once() {
 #[test]
 fn a_queue_pair_connected_to_itself() {
     let Some(bed) = Bed::start() else { return };
-    let side = crate::testbed::Side::new(bed.hosts()[0]);
+    let side = Side::new(bed.hosts()[0]);
     side.qp.connect(&side.qp.endpoint()).unwrap();
     let (from, to) = (Guarded::new(&side, 9000), Guarded::new(&side, 9000));
     let data = pattern(6, 9000);
@@ -201,7 +201,7 @@ fn a_queue_pair_connected_to_itself() {
 #[test]
 fn two_queue_pairs_of_one_device() {
     let Some(bed) = Bed::start() else { return };
-    let [x, y] = [0, 1].map(|_| crate::testbed::Side::new(bed.hosts()[0]));
+    let [x, y] = [0, 1].map(|_| Side::new(bed.hosts()[0]));
     let Pair { a, b } = Pair::connect(x, y, &QpAttr::default());
     let to = Guarded::new(&b, 5000);
     b.qp.post_recv(RecvWr::new(2, to.sge())).unwrap();
@@ -216,4 +216,52 @@ fn two_queue_pairs_of_one_device() {
     b.qp.post_recv(RecvWr::new(4, ())).unwrap();
     a.done(SendWr::write(5, inline(b"x"), to.remote()).imm(6));
     assert_eq!(b.received().ok().unwrap().imm, Some(6));
+}
+
+#[test]
+fn thousands_of_rounds_between_programs_that_poll() {
+    const ROUNDS: u64 = 5000;
+    let Some(bed) = Bed::start() else { return };
+    // A device may leave messages of such programs unacknowledged for a while, and must not do so for good: a slot is
+    // free again only when a request is acknowledged.
+    let Pair { a, b } = Pair::with(&bed, |qp| qp.depth(32, 4));
+    let used = std::cell::Cell::new([4_u64; 2]);
+    let replace = |side: usize| {
+        let mut now = used.get();
+        let n = std::mem::take(&mut now[side]);
+        used.set(now);
+        let qp = [&a.qp, &b.qp][side];
+        qp.post_recv((0..n).map(|id| RecvWr::new(id, ()))).unwrap();
+    };
+    let play = |side: usize, n: u64| {
+        let wr = SendWr::send(n, ());
+        let wr = if n.is_multiple_of(8) { wr } else { wr.unsignaled() };
+        [&a, &b][side].post(wr);
+        replace(side);
+    };
+    let hear = |side: usize| {
+        let (Side { cq, rcq, .. }, mut wc) = ([&a, &b][side], [WorkCompletion::default()]);
+        bed.until("the message is there", || {
+            if cq.poll(&mut wc).unwrap() > 0 {
+                wc[0].ok().unwrap();
+            }
+            rcq.poll(&mut wc).unwrap() > 0
+        });
+        wc[0].ok().unwrap();
+        let mut now = used.get();
+        now[side] += 1;
+        used.set(now);
+    };
+    replace(0);
+    replace(1);
+    for n in 1..ROUNDS {
+        play(0, n);
+        hear(1);
+        play(1, n);
+        hear(0);
+    }
+    for side in [&a, &b] {
+        side.post(SendWr::send(ROUNDS, ()));
+        while side.sent().ok().unwrap().wr_id < ROUNDS {}
+    }
 }

@@ -24,6 +24,8 @@ impl Qp {
                 // A NAK that waits says where to go on, which is more.
                 if !matches!(self.resp.ack, Ack::Nak(..)) {
                     self.resp.ack = Ack::Plain(self.resp.epsn.prev());
+                    // Who asks again has waited too long.
+                    self.coalescing.hurry();
                 }
             }
             Operation::Read => self.duplicate_read(c, packet),

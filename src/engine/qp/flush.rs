@@ -91,6 +91,7 @@ impl Qp {
         self.forget_completions(c);
         self.release_all(c);
         self.resp.reset();
+        self.coalescing.reset();
         self.first = 0;
         self.notification = Notification::NONE;
         self.face.sq.clear(&mut self.sq);

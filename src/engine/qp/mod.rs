@@ -8,6 +8,7 @@
 
 mod annex;
 pub mod attr;
+mod coalesce;
 mod completer;
 mod duplicates;
 pub(crate) mod flush;
@@ -33,11 +34,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 
 use attr::{AhAttr, QpCap, QpState, QpType, Recovery};
+use coalesce::Coalescing;
 pub(super) use completer::{scatter_by, scatter_into};
 use notification::Notification;
 pub(crate) use receives::Receives;
 use requester::Requester;
-use responder::Responder;
+use responder::{Ack, Responder};
 use seals::Seals;
 
 use super::batch::Batch;
@@ -206,6 +208,8 @@ pub(crate) struct Qp {
     pub(crate) queued: bool,
     /// On the ring of those with a plain ACK to send.
     pub(crate) ack_queued: bool,
+    /// Whether its plain ACK waits for another message.
+    coalescing: Coalescing,
     /// What its timer is armed for.
     pub(crate) armed: Instant,
     /// Answers and requests left in this turn: neither keeps the other waiting.
@@ -298,6 +302,7 @@ impl Qp {
             set: Box::default(),
             queued: false,
             ack_queued: false,
+            coalescing: Coalescing::NEW,
             armed: Instant::FAR_FUTURE,
             budget: [QUANTUM; 2],
             ack_follows: false,
@@ -364,8 +369,11 @@ impl Qp {
         }
         // A plain ACK rides along, last: it is the shortest packet there is, and ends a segmented send.
         if turn == Turn::Idle {
-            if self.ack_follows && self.resp.has_plain_ack() && !self.send_ack(c, batch) {
-                return Turn::Full;
+            if self.ack_follows && self.resp.has_plain_ack() {
+                let waits = c.coalesce && batch.count() == 1 && self.coalesces(c);
+                if !waits && !self.send_ack(c, batch) {
+                    return Turn::Full;
+                }
             }
             self.ack_follows = false;
         }
@@ -387,9 +395,43 @@ impl Qp {
         self.first != 0 || self.resp.is_urgent() || self.may_request()
     }
 
-    /// Whether a plain ACK waits.
+    /// Whether a plain ACK is to be sent, and does not wait for another message.
     pub(crate) fn has_plain_ack(&self) -> bool {
-        self.resp.has_plain_ack()
+        self.resp.has_plain_ack() && !self.coalescing.is_waiting()
+    }
+
+    /// A lone reply is about to leave: whether the ACK waits for another message.
+    fn coalesces(&mut self, c: &Common) -> bool {
+        match self.resp.ack {
+            Ack::Plain(psn) => self.coalescing.waits(c.now, psn, &c.config),
+            _ => false,
+        }
+    }
+
+    /// An ACK that waits has just begun to: until when.
+    pub(crate) fn list_wait(&mut self) -> Option<Instant> {
+        let is_new = self.coalescing.is_waiting() && !self.coalescing.listed;
+        is_new.then(|| {
+            self.coalescing.listed = true;
+            self.coalescing.due()
+        })
+    }
+
+    /// What was on the list is looked at, because its time has come or because (`all`) nothing waits any more. Goes on
+    /// waiting until when? `None`: the ACK, if there is one, is to be sent.
+    pub(crate) fn end_wait(&mut self, now: Instant, all: bool) -> Option<Instant> {
+        if !self.coalescing.listed {
+            return None;
+        }
+        if self.coalescing.is_waiting() && !all && self.coalescing.due() > now {
+            return Some(self.coalescing.due());
+        }
+        self.coalescing.listed = false;
+        match self.resp.ack {
+            Ack::Plain(psn) if !all => self.coalescing.expire(psn),
+            _ => self.coalescing.hurry(),
+        }
+        None
     }
 
     /// What arrived is not acknowledged.

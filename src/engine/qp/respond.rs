@@ -222,6 +222,7 @@ impl Qp {
         }
         self.resp.ack = Ack::Nothing;
         self.resp.dying = false;
+        self.coalescing.end();
         true
     }
 

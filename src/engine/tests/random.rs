@@ -11,7 +11,7 @@ use crate::seed::{Seeds, below};
 use crate::time::Duration;
 
 /// Per cent of packets that are lost, as many that are duplicated, and as many that come late.
-fn bad_network(seed: u64, per_cent: u64) -> impl FnMut(&super::pair::Flying) -> Fate {
+pub(super) fn bad_network(seed: u64, per_cent: u64) -> impl FnMut(&super::pair::Flying) -> Fate {
     let mut rng: ChaCha8Rng = Seeds::new(seed).derive("network", 0).rng();
     move |_| match below(&mut rng, 100) / per_cent.max(1) {
         _ if per_cent == 0 => Fate::Pass,

@@ -79,7 +79,7 @@ impl Contender {
             Self::Ping { blocking } => {
                 let mut objects = Objects::new(ctx, 64, blocking)?;
                 objects.connect(4096, control)?;
-                Box::new(EnginePing { objects, first: true, posted: 0, completed: 0 })
+                Box::new(EnginePing::new(objects, true))
             }
         })
     }
@@ -109,7 +109,7 @@ impl Contender {
             Self::Ping { blocking } => {
                 let mut objects = Objects::new(ctx, 64, blocking)?;
                 objects.connect(4096, control)?;
-                Box::new(EnginePing { objects, first: false, posted: 0, completed: 0 })
+                Box::new(EnginePing::new(objects, false))
             }
         })
     }
@@ -316,17 +316,25 @@ struct EnginePing {
     first: bool,
     posted: u64,
     completed: u64,
+    /// Receives that were used, and are not replaced yet.
+    used: u32,
 }
 
 impl EnginePing {
+    fn new(objects: Objects, first: bool) -> Self {
+        Self { objects, first, posted: 0, completed: 0, used: 0 }
+    }
+
+    /// Sends a message, and replaces receives while it is on its way: there are plenty.
     fn play(&mut self) -> Result<()> {
         self.posted += 1;
         let wr = SendWr::send(self.posted, self.objects.mr.sge(..));
         let signaled = self.posted.is_multiple_of(SIGNAL_EVERY);
-        Ok(self.objects.qp.post_send(if signaled { wr } else { wr.unsignaled() })?)
+        self.objects.qp.post_send(if signaled { wr } else { wr.unsignaled() })?;
+        self.objects.post_receives(std::mem::take(&mut self.used))
     }
 
-    /// Waits for a message, and posts another receive for it. `false`: it is over.
+    /// Waits for a message. `false`: it is over.
     fn hear(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<bool> {
         loop {
             if self.objects.channel.is_some() {
@@ -334,8 +342,8 @@ impl EnginePing {
             }
             for _ in 0..if self.objects.channel.is_some() { 1 } else { 64 } {
                 let (_, receives) = self.objects.poll(&mut self.completed)?;
+                self.used += receives;
                 if receives > 0 {
-                    self.objects.post_receives(receives)?;
                     return Ok(true);
                 }
             }
