@@ -278,8 +278,11 @@ impl Engine {
     pub fn next_due(&self) -> (Option<Instant>, Option<Instant>) {
         let resume = self.stalled.then(|| self.common.next_instant());
         let timer = self.timers.next_due();
-        let wait = self.waits.front().map(|&(at, _)| at);
-        (timer.into_iter().chain(resume).min(), self.acks_due.into_iter().chain(wait).min())
+        let timer = timer.into_iter().chain(resume).min();
+        match self.waits.front() {
+            Some(&(at, _)) => (timer, Some(self.acks_due.map_or(at, |due| due.min(at)))),
+            None => (timer, self.acks_due),
+        }
     }
 
     /// Whether the pass so far has completed a receive.
@@ -322,7 +325,7 @@ impl Engine {
         let at_once = self.common.config.ack_delay.is_zero();
         let due = at_once || self.acks_due.is_some_and(|t| t <= now);
         self.common.coalesce = acks == Acks::Coalesce && !at_once;
-        if self.waits.front().is_some_and(|&(at, _)| at <= now || acks == Acks::Send) {
+        if !self.waits.is_empty() {
             self.end_waits(now, acks == Acks::Send);
         }
         let send = due || acks != Acks::Hold;
@@ -410,7 +413,9 @@ impl Engine {
             match turn {
                 Turn::Idle => {
                     qp.queued = false;
-                    self.waits.extend(qp.list_wait().map(|at| (at, slot)));
+                    if let Some(at) = qp.list_wait() {
+                        self.waits.push_back((at, slot));
+                    }
                     self.ready.pop_front();
                     self.queue_ack(slot);
                 }

@@ -77,8 +77,13 @@ impl RxBatch {
     }
 
     /// The next free buffer, to be filled and then given to [`RxBatch::commit`]; `None` when all are taken.
+    #[inline]
     pub fn spare(&mut self) -> Option<&mut [u8]> {
-        self.spares().next()
+        if self.arena.is_empty() {
+            self.allocate();
+        }
+        let start = self.used * self.buffer_len;
+        self.arena.get_mut(start..start + self.buffer_len).filter(|buffer| !buffer.is_empty())
     }
 
     /// All free buffers, in the order in which `commit` and `skip` take them.

@@ -187,39 +187,37 @@ impl ReceiveArena {
         let slots = slots.zip(&mut self.names).zip(&mut self.controls);
         let mut n = 0;
         for ((((header, vector), name), control), buffer) in slots.zip(buffers) {
-            vector.iov_base = buffer.as_mut_ptr().cast();
-            vector.iov_len = buffer.len();
-            let h = &mut header.msg_hdr;
-            h.msg_name = name.bytes_mut().as_mut_ptr().cast();
-            h.msg_namelen = Name::SPACE as _;
-            h.msg_iov = vector;
-            h.msg_iovlen = 1;
-            h.msg_control = control.0.as_mut_ptr().cast();
-            h.msg_controllen = control.0.len() as _;
-            h.msg_flags = 0;
+            offer(&mut header.msg_hdr, vector, name, control, buffer);
             n += 1;
         }
         let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT);
         match &mut self.headers[..n] {
             [] => Ok(0),
-            [one] => {
-                // SAFETY: the header was filled above with pointers and lengths of a buffer that is borrowed
-                // exclusively for 'a and so beyond this function, and of a vector, a name and a control
-                // buffer in our own boxes, under `&mut self`. The kernel writes no more than those lengths.
-                let got =
-                    unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut one.msg_hdr, flags) };
-                one.msg_len = count(got as isize)? as c_uint;
-                Ok(1)
-            }
             headers => {
                 let (vlen, now) = (headers.len() as c_uint, std::ptr::null_mut());
-                // SAFETY: as above for each of the `vlen` headers of the slice; their buffers are distinct,
-                // as each is an exclusive borrow. A null timeout is allowed.
+                // SAFETY: each of the `vlen` headers of the slice was filled above with pointers and lengths of a
+                // buffer that is borrowed exclusively for 'a and so beyond this function, and of a vector, a name and
+                // a control buffer in our own boxes, under `&mut self`. The buffers are distinct, as each is an
+                // exclusive borrow. The kernel writes no more than those lengths. A null timeout is allowed.
                 let got =
                     unsafe { libc::recvmmsg(fd, headers.as_mut_ptr(), vlen, flags as _, now) };
                 count(got as isize)
             }
         }
+    }
+
+    /// Receives one, as [`receive`](Self::receive) does: who looks all the time mostly finds none.
+    #[inline]
+    pub(super) fn receive_one(&mut self, fd: BorrowedFd<'_>, buffer: &mut [u8]) -> io::Result<()> {
+        let (header, vector) = (&mut self.headers[0], &mut self.vectors[0]);
+        offer(&mut header.msg_hdr, vector, &mut self.names[0], &mut self.controls[0], buffer);
+        let (fd, flags) = (fd.as_raw_fd(), libc::MSG_DONTWAIT);
+        // SAFETY: the header was filled above with pointers and lengths of a buffer that is borrowed exclusively for
+        // longer than this call, and of a vector, a name and a control buffer in our own boxes, under `&mut self`.
+        // The kernel writes no more than those lengths.
+        let got = unsafe { libc::syscall(libc::SYS_recvmsg, fd, &raw mut header.msg_hdr, flags) };
+        header.msg_len = count(got as isize)? as c_uint;
+        Ok(())
     }
 
     /// What came with datagram `i` of the last [`receive`](Self::receive), which said that there were more
@@ -242,6 +240,26 @@ impl fmt::Debug for ReceiveArena {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("ReceiveArena").field("headers", &self.headers.len()).finish()
     }
+}
+
+/// Has a header offer a buffer to receive into.
+#[inline(always)]
+fn offer(
+    header: &mut libc::msghdr,
+    vector: &mut libc::iovec,
+    name: &mut Name,
+    control: &mut ReceivedControl,
+    buffer: &mut [u8],
+) {
+    vector.iov_base = buffer.as_mut_ptr().cast();
+    vector.iov_len = buffer.len();
+    header.msg_name = name.bytes_mut().as_mut_ptr().cast();
+    header.msg_namelen = Name::SPACE as _;
+    header.msg_iov = vector;
+    header.msg_iovlen = 1;
+    header.msg_control = control.0.as_mut_ptr().cast();
+    header.msg_controllen = control.0.len() as _;
+    header.msg_flags = 0;
 }
 
 const EMPTY_VECTOR: libc::iovec = libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 };

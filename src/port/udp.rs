@@ -303,7 +303,12 @@ impl UdpPort {
             return Ok(());
         }
         self.stats.receive_calls += 1;
-        let got = match self.receive.receive(endpoint.socket.as_fd(), rx.spares().take(wanted)) {
+        let socket = endpoint.socket.as_fd();
+        let received = match (wanted, rx.spare()) {
+            (1, Some(buffer)) => self.receive.receive_one(socket, buffer).map(|()| 1),
+            _ => self.receive.receive(socket, rx.spares().take(wanted)),
+        };
+        let got = match received {
             Ok(n) => n,
             Err(e) => {
                 self.stats.receive_calls_in_vain += 1;
