@@ -87,6 +87,7 @@ impl RxBatch {
     }
 
     /// All free buffers, in the order in which `commit` and `skip` take them.
+    #[cfg(all(feature = "udp", target_os = "linux"))]
     pub(super) fn spares(&mut self) -> impl ExactSizeIterator<Item = &mut [u8]> {
         if self.arena.is_empty() {
             self.allocate();
