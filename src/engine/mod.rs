@@ -323,11 +323,11 @@ impl Engine {
         self.common.now = now;
         // Held long enough, or not to be held.
         let at_once = self.common.config.ack_delay.is_zero();
-        let due = at_once || self.acks_due.is_some_and(|t| t <= now);
         self.common.coalesce = acks == Acks::Coalesce && !at_once;
         if !self.waits.is_empty() {
             self.end_waits(now, acks == Acks::Send);
         }
+        let due = at_once || self.acks_due.is_some_and(|t| t <= now);
         let send = due || acks != Acks::Hold;
         if self.ready.is_empty() && (!send || self.acks.is_empty()) {
             self.note_held_acks();
@@ -464,10 +464,15 @@ impl Engine {
                 break;
             }
             self.waits.pop_front();
-            match self.qps.at(slot).and_then(|qp| qp.end_wait(now, all)) {
-                Some(at) => self.waits.push_back((at, slot)),
-                None => self.queue_ack(slot),
+            let Some(qp) = self.qps.at(slot) else { continue };
+            if let Some(at) = qp.end_wait(now, all) {
+                self.waits.push_back((at, slot));
+                continue;
             }
+            // Should this pass hold ACKs back, this one has waited already.
+            let due = qp.waits_since() + self.common.config.ack_delay;
+            self.queue_ack(slot);
+            self.acks_due = Some(self.acks_due.map_or(due, |at| at.min(due)));
         }
     }
 

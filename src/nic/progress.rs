@@ -436,6 +436,7 @@ impl Progress {
     /// Whether the application polls all the time, and somebody else sees to the NIC when it stops.
     #[inline]
     pub fn is_polled(&self, now: Instant) -> bool {
+        // Asked inside a pass, which says nothing of how long ago the one before was.
         matches!(self.config.mode, Mode::Hybrid)
             && self.polls.is_steady()
             && self.polls.is_fresh(now, self.config.fresh)

@@ -15,6 +15,7 @@ use super::notify::EventQueue;
 use super::progress::{Mode, ProgressConfig};
 use crate::engine::event::MAX_EVENTS;
 use crate::engine::tests::pair::{Pair, Setup};
+use crate::engine::tests::pingpong::waiting;
 use crate::engine::{Acks, AsyncEvent, Counter, EngineConfig, QpHandle};
 use crate::net::{Ident, PortCaps, SrcPort};
 use crate::port::{Health, Port, PortAddress, PortStats, RxBatch, TxBatch};
@@ -306,6 +307,24 @@ fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
         port.is_full.store(false, Ordering::Relaxed);
         core.pass(now, Work::Send, false);
         assert_eq!(*port.took.lock(), [Opcode::RC_ACK.as_u8(); 2], "staged before: {staged}");
+    }
+}
+
+#[test]
+fn an_ack_waits_for_the_next_message_only_while_the_program_looks_all_the_time() {
+    for (work, steady, leaves) in [
+        (Work::Poll, true, false),
+        (Work::Send, true, false),
+        (Work::Poll, false, true),
+        (Work::Send, false, true),
+        (Work::Serve, true, true),
+    ] {
+        let ((engine, now), port) = (waiting(), Full::default());
+        let took = Arc::clone(&port.took);
+        let mut core = Core::new(engine, Box::new(port), RxBatch::new(1, 1 << 16));
+        core.pass(now, work, steady);
+        let expected: &[u8] = if leaves { &[Opcode::RC_ACK.as_u8()] } else { &[] };
+        assert_eq!(*took.lock(), expected, "{work:?}, {steady}");
     }
 }
 

@@ -6,8 +6,9 @@
 //! So the four message calls are made here over headers that are allocated once. The rest are options and
 //! requests that neither crate knows.
 //!
-//! A single message goes through `syscall(2)`: the C library's `sendmsg` and `recvmsg` are cancellation points,
-//! which costs a program with threads four locked instructions a message, and nothing here is ever cancelled.
+//! A message that is alone (`send_one`, `receive_one`) goes through `syscall(2)`: the C library's `sendmsg` and
+//! `recvmsg` are cancellation points, which costs a program with threads four locked instructions a message,
+//! and nothing here is ever cancelled.
 //!
 //! *Rules.* Everything here is a thin function with a safe signature: it owns or borrows what its pointers
 //! point to for as long as the call lasts, and no pointer is read after it. Nothing blocks.

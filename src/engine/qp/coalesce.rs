@@ -92,6 +92,11 @@ impl Coalescing {
         self.due
     }
 
+    /// Since when it has waited.
+    pub(super) fn since(&self) -> Instant {
+        self.since
+    }
+
     /// It has left.
     #[inline(always)]
     pub(super) fn end(&mut self) {
@@ -146,32 +151,35 @@ mod tests {
         unreachable!()
     }
 
+    /// Messages `gap` apart, so many; with which of them the ACK goes along.
+    fn along(
+        c: &mut Coalescing,
+        now: &mut Instant,
+        psn: &mut Psn,
+        gap: Duration,
+        n: u32,
+    ) -> Vec<u32> {
+        let takes = |_: &u32| {
+            *now += gap;
+            *psn = psn.offset(1);
+            let along = !c.waits(*now, *psn, &config());
+            if along {
+                c.end();
+            }
+            along
+        };
+        (1..=n).filter(takes).collect()
+    }
+
     #[test]
     fn a_peer_that_goes_on_is_acknowledged_now_and_then() {
         let (mut c, mut now, mut psn) = (Coalescing::NEW, Instant::ZERO, Psn::new(0xff_fff0));
         assert_eq!(until_alone(&mut c, &mut now, &mut psn, us(1)), FIRST_TRY.into());
-        let mut along = Vec::new();
-        for n in 1..=64 {
-            now += us(1);
-            psn = psn.offset(1);
-            if !c.waits(now, psn, &config()) {
-                c.end();
-                along.push(n);
-            }
-        }
-        assert_eq!(along, [31, 63], "with every 32nd");
+        assert_eq!(along(&mut c, &mut now, &mut psn, us(1), 64), [31, 63], "with every 32nd");
         // Slower ones: none waits longer than `ack_delay`.
-        let mut along = Vec::new();
         c.end();
-        for n in 1..=20 {
-            now += us(15);
-            psn = psn.offset(1);
-            if !c.waits(now, psn, &config()) {
-                c.end();
-                along.push(n);
-            }
-        }
-        assert_eq!(along, [7, 14], "80 us after the first, at most");
+        let slow = along(&mut c, &mut now, &mut psn, us(15), 20);
+        assert_eq!(slow, [7, 14], "80 us after the first, at most");
     }
 
     #[test]

@@ -434,6 +434,11 @@ impl Qp {
         None
     }
 
+    /// Since when the ACK waits, or has waited.
+    pub(crate) fn waits_since(&self) -> Instant {
+        self.coalescing.since()
+    }
+
     /// What arrived is not acknowledged.
     pub(crate) fn disown(&mut self) {
         self.resp.disown();

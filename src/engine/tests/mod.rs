@@ -9,7 +9,7 @@ mod memory;
 mod owed;
 mod pacing;
 pub(crate) mod pair;
-mod pingpong;
+pub(crate) mod pingpong;
 mod random;
 mod rc;
 mod rows;

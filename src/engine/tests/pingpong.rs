@@ -2,14 +2,14 @@
 
 use super::pair::{Fate, Pair, Setup};
 use super::random::bad_network;
-use crate::engine::Acks;
 use crate::engine::config::EngineConfig;
 use crate::engine::counters::Counter as C;
 use crate::engine::qp::attr::{QpAttr, QpState};
 use crate::engine::status::WcStatus::{self, Success};
+use crate::engine::{Acks, Engine};
 use crate::net::RxMeta;
 use crate::queue::{CqeKind, SendFlags, SendOp, SendWqe};
-use crate::time::Duration;
+use crate::time::{Duration, Instant};
 
 /// Replies that take ACKs along before the first try.
 const FIRST_TRY: usize = 16;
@@ -133,6 +133,28 @@ fn a_peer_that_waits_for_its_completion_is_not_kept_waiting_for_long() {
     assert_eq!(ack.at, replied + EngineConfig::new([0; 32]).ack_coalesce);
     assert_eq!(game.until_alone(), 2 * FIRST_TRY, "the next try is later");
     assert_eq!(game.finish(), 0);
+}
+
+#[test]
+fn an_ack_that_has_waited_is_not_held_back_for_as_long_again() {
+    let mut game = Players::new(8);
+    game.until_alone();
+    let replied = game.p.now.earlier(game.p.delay);
+    // Messages for others come all the time, and each pass holds ACKs back.
+    game.p.acks[1] = Acks::Hold;
+    game.p.run();
+    let ack = game.p.log.iter().rfind(|f| f.to == 0).unwrap();
+    assert_eq!(ack.name, "RC_ACK");
+    assert_eq!(ack.at, replied + EngineConfig::new([0; 32]).ack_delay);
+    assert_eq!(game.finish(), 0);
+}
+
+/// A device that has an ACK to send, which waits for another message; and what time it is.
+pub(crate) fn waiting() -> (Engine, Instant) {
+    let mut game = Players::new(8);
+    game.until_alone();
+    let [_, side] = game.p.sides;
+    (side.engine, game.p.now)
 }
 
 #[test]

@@ -663,6 +663,25 @@ fn a_beat_is_steady_after_some_and_for_a_while() {
     assert!(!beat.is_steady());
 }
 
+#[test]
+fn a_program_polls_all_the_time_after_some_polls_until_it_stops() {
+    let (at, end) = (Instant::from_nanos, Instant::FAR_FUTURE);
+    for (config, counts) in [(hybrid(), true), (manual(), false)] {
+        let progress = Progress::new(config);
+        let polls = |n| (0..n).for_each(|_| progress.note_pass(By::Poll, at(1_000), end));
+        polls(STEADY - 1);
+        assert!(!progress.is_polled(at(1_000)));
+        polls(1);
+        assert_eq!(progress.is_polled(at(50_999)), counts);
+        // Inside a pass too: what counts is when the one before was.
+        let inside = progress.begin_pass();
+        assert!(!progress.is_polled(at(51_000)));
+        drop(inside);
+        progress.hand_over();
+        assert!(!progress.is_polled(at(1_000)));
+    }
+}
+
 /// Everything at once: each of several threads polls, waits, posts and hands over by turns, a peer sends,
 /// and in the end nothing may be missing.
 #[test]
