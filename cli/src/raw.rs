@@ -16,7 +16,7 @@ use std::hint::spin_loop;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, AsRawFd};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use nix::cmsg_space;
 use nix::errno::Errno;
@@ -40,6 +40,8 @@ const SPINS: u32 = 64;
 /// Without credit for so long, what is missing counts as lost. Longer than a receiver is usually kept from
 /// running on a busy machine.
 const PATIENCE_MS: u16 = 200;
+/// The same, for who is compared with it.
+pub(crate) const RAW_PATIENCE: Duration = Duration::from_millis(PATIENCE_MS as u64);
 /// ECN-capable, as RoCE sends.
 const ECT0: u32 = 2;
 

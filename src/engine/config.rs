@@ -32,8 +32,8 @@ pub struct EngineConfig {
     pub window: WindowConfig,
     /// How long a plain ACK may wait for a packet to travel with. Zero: it leaves at once, before all requests.
     pub ack_delay: Duration,
-    /// How long the ACK of a message that was answered waits for the peer's next message, where the peer goes on without it and
-    /// the program looks all the time (`engine/qp/coalesce.rs`). Zero: it leaves with the answer.
+    /// How long the ACK of a message that was answered may wait behind the answer, where the program will look again soon: for
+    /// the peer's next message, if the peer goes on without it (`engine/qp/coalesce.rs`). Zero: it leaves with the answer.
     pub ack_coalesce: Duration,
     /// After this time a further packet ahead of a gap draws another sequence NAK (the first may be lost).
     /// `None`: one NAK for each gap, as the standard has it.

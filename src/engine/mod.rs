@@ -62,7 +62,7 @@ use batch::Batch;
 use common::Common;
 use index::QpTable;
 use mcast::Groups;
-use qp::Turn;
+use qp::{Turn, Waiting};
 use timer::Wheel;
 use trace::{NicEvent, Observer, PacketBrief};
 use watch::{Judge, Late};
@@ -90,7 +90,7 @@ pub enum Acks {
     /// something and may be about to answer. They leave with a later pass, at the latest at
     /// [`Engine::poll_timeout`].
     Hold,
-    /// Yes, but for those that may wait because the application looks all the time and the peer goes on without them.
+    /// Yes, but for those behind a lone reply to a peer that goes on without them, for somebody will look again soon.
     Coalesce,
 }
 
@@ -300,12 +300,13 @@ impl Engine {
         !self.ready.is_empty() || !self.acks.is_empty() || !self.waits.is_empty()
     }
 
-    /// Whether [`poll_transmit`](Self::poll_transmit) may have something now, or has to note that it holds something back.
+    /// Whether [`poll_transmit`](Self::poll_transmit) may have something now. Notes since when ACKs are held back.
     #[inline]
-    pub fn may_transmit(&self, now: Instant, acks: Acks) -> bool {
-        let held = |due: Option<Instant>| acks == Acks::Hold && due.is_some_and(|at| at > now);
+    pub fn may_transmit(&mut self, now: Instant, acks: Acks) -> bool {
+        let delay = self.common.config.ack_delay;
         !self.ready.is_empty()
-            || (!self.acks.is_empty() && !held(self.acks_due))
+            || (!self.acks.is_empty()
+                && (acks != Acks::Hold || *self.acks_due.get_or_insert(now + delay) <= now))
             || self.waits.front().is_some_and(|&(at, _)| at <= now || acks == Acks::Send)
     }
 
@@ -414,7 +415,7 @@ impl Engine {
                 Turn::Idle => {
                     qp.queued = false;
                     if let Some(at) = qp.list_wait() {
-                        self.waits.push_back((at, slot));
+                        self.enlist(at, slot);
                     }
                     self.ready.pop_front();
                     self.queue_ack(slot);
@@ -465,15 +466,23 @@ impl Engine {
             }
             self.waits.pop_front();
             let Some(qp) = self.qps.at(slot) else { continue };
-            if let Some(at) = qp.end_wait(now, all) {
-                self.waits.push_back((at, slot));
-                continue;
+            match qp.end_wait(now, all) {
+                Waiting::Until(at) => self.enlist(at, slot),
+                Waiting::Over { late } => {
+                    self.queue_ack(slot);
+                    // Should this pass hold ACKs back: this one was long enough.
+                    if late {
+                        self.acks_due = Some(now);
+                    }
+                }
             }
-            // Should this pass hold ACKs back, this one has waited already.
-            let due = qp.waits_since() + self.common.config.ack_delay;
-            self.queue_ack(slot);
-            self.acks_due = Some(self.acks_due.map_or(due, |at| at.min(due)));
         }
+    }
+
+    /// Puts a queue pair on the list of those whose ACKs wait, which is in the order of times.
+    pub(crate) fn enlist(&mut self, at: Instant, slot: u32) {
+        let place = self.waits.partition_point(|&(other, _)| other <= at);
+        self.waits.insert(place, (at, slot));
     }
 
     fn note_held_acks(&mut self) {

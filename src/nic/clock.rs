@@ -34,9 +34,8 @@ mod imp {
 
     #[inline]
     pub(super) fn read() -> Reading {
-        // It fails for clocks that do not exist only. Neither number is negative.
-        clock_gettime(ClockId::CLOCK_MONOTONIC)
-            .map_or(0, |t| t.tv_sec().cast_unsigned() * 1_000_000_000 + t.tv_nsec().cast_unsigned())
+        // It fails for clocks that do not exist only.
+        clock_gettime(ClockId::CLOCK_MONOTONIC).map_or(0, |t| crate::time::nanos(t.into()))
     }
 
     #[inline]

@@ -10,6 +10,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 
 use super::notify::{CqNotify, EventQueue};
+use super::progress::Habit;
 use crate::engine::{Acks, AsyncEvent, Cause, Engine, Event, QpHandle};
 use crate::net::PortCaps;
 use crate::port::{Health, Port, RxBatch, TxBatch};
@@ -39,7 +40,7 @@ const DEBTS: usize = 16 << 10;
 const ACK_LEN: usize = 20;
 /// How much later than asked a held ACK may leave, or one that came be looked at, when nobody makes passes: a thread that leaves the port
 /// to a polling application looks again after this time, and is not woken for an ACK.
-const ACK_SLACK: Duration = Duration::from_millis(1);
+pub(super) const ACK_SLACK: Duration = Duration::from_millis(1);
 
 /// What a pass does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -121,8 +122,8 @@ impl Core {
         }
     }
 
-    /// One pass at `now`. `steady`: it is one of many, and another will follow at once.
-    pub(super) fn pass(&mut self, now: Instant, work: Work, steady: bool) -> Passed {
+    /// One pass at `now`. With a `habit`, it is one of many, and others will follow.
+    pub(super) fn pass(&mut self, now: Instant, work: Work, habit: Option<Habit>) -> Passed {
         let (mut progress, mut long) = (false, false);
         if work != Work::Send {
             let received = self.receive(now, work);
@@ -139,9 +140,11 @@ impl Core {
         }
         self.bells.clear();
         let received = self.engine.take_received();
-        let acks = match work {
-            Work::Poll if received => Acks::Hold,
-            Work::Poll | Work::Send if steady => Acks::Coalesce,
+        let acks = match (work, habit) {
+            (Work::Poll, _) if received => Acks::Hold,
+            (Work::Poll | Work::Send, Some(Habit::Looks)) => Acks::Coalesce,
+            // The ACK leaves while the program goes to sleep, and not with the reply, for which the peer sleeps.
+            (Work::Send, Some(Habit::Sleeps)) => Acks::Coalesce,
             _ => Acks::Send,
         };
         let sent = self.transmit(now, acks);
@@ -346,8 +349,8 @@ impl Core {
 
     fn next(&self, now: Instant) -> Instant {
         let engine = match self.engine.next_due() {
-            // What is due to be sent waits for the port.
-            _ if self.is_staged() => self.engine.next_timer(),
+            // What is due to be sent waits for the port, or will never leave.
+            _ if self.is_staged() || self.broken => self.engine.next_timer(),
             (timer, Some(acks)) => timer.into_iter().chain([acks + ACK_SLACK]).min(),
             (timer, None) => timer,
         };

@@ -620,14 +620,14 @@ impl Nic {
             self.has_bells.store(false, Ordering::Relaxed);
             core.bells.append(&mut self.bells.lock());
         }
-        let (_inside, steady) = match &self.time {
+        let (_inside, habit) = match &self.time {
             Time::Real { progress, .. } if work != Work::Serve => {
-                (Some(progress.begin_pass()), progress.is_polled(now))
+                (Some(progress.begin_pass()), progress.habit(now))
             }
-            _ => (None, false),
+            _ => (None, None),
         };
         self.land(core, now);
-        let mut passed = core.pass(now, work, steady);
+        let mut passed = core.pass(now, work, habit);
         // Somebody may ask how long ago the last pass was, and means its end.
         if passed.long && matches!(self.time, Time::Real { .. }) {
             passed.now = self.now();

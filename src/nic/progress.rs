@@ -70,6 +70,15 @@ pub enum By {
     Thread,
 }
 
+/// How the application goes about getting its completions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Habit {
+    /// It looks all the time: it polls, or what it waits for comes before it would fall asleep.
+    Looks,
+    /// It waits for one thing after the other, asleep.
+    Sleeps,
+}
+
 /// What came of a pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassReport {
@@ -214,6 +223,8 @@ pub struct Progress {
     handover: Handover<Wake>,
     polls: Beat,
     waits: Beat,
+    /// The last wait was not over before the waiter would fall asleep.
+    sleeps: AtomicBool,
     /// The application is inside a pass.
     inside: AtomicBool,
     /// Threads that are looking, inside `wait`.
@@ -232,6 +243,7 @@ impl Progress {
             handover: Handover::new(matches!(config.mode, Mode::Dedicated { .. })),
             polls: Beat::new(),
             waits: Beat::new(),
+            sleeps: AtomicBool::new(false),
             inside: AtomicBool::new(false),
             looking: AtomicU32::new(0),
             config,
@@ -278,7 +290,9 @@ impl Progress {
         if ready() {
             return true;
         }
-        if let Some(found) = self.look(drive, &mut ready, deadline) {
+        let looked = self.look(drive, &mut ready, deadline);
+        self.sleeps.store(looked.is_none(), Ordering::Relaxed);
+        if let Some(found) = looked {
             return found;
         }
         // Whoever waits does not poll. Another thread that does will show it again soon enough.
@@ -433,13 +447,21 @@ impl Progress {
             || self.is_steady(&self.waits, now)
     }
 
-    /// Whether the application polls all the time, and somebody else sees to the NIC when it stops.
+    /// What the application does over and over, while somebody else sees to the NIC when it stops.
     #[inline]
-    pub fn is_polled(&self, now: Instant) -> bool {
+    pub fn habit(&self, now: Instant) -> Option<Habit> {
         // Asked inside a pass, which says nothing of how long ago the one before was.
-        matches!(self.config.mode, Mode::Hybrid)
-            && self.polls.is_steady()
-            && self.polls.is_fresh(now, self.config.fresh)
+        let still = |beat: &Beat| beat.is_steady() && beat.is_fresh(now, self.config.fresh);
+        if !matches!(self.config.mode, Mode::Hybrid) {
+            None
+        } else if still(&self.polls) {
+            Some(Habit::Looks)
+        } else if still(&self.waits) {
+            let sleeps = self.sleeps.load(Ordering::Relaxed);
+            Some(if sleeps { Habit::Sleeps } else { Habit::Looks })
+        } else {
+            None
+        }
     }
 
     /// Whether the application does it over and over, now as before.

@@ -10,9 +10,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 
 use super::Nic;
-use super::core::{Core, Work};
+use super::core::{ACK_SLACK, Core, Work};
 use super::notify::EventQueue;
-use super::progress::{Mode, ProgressConfig};
+use super::progress::{Habit, Mode, ProgressConfig};
 use crate::engine::event::MAX_EVENTS;
 use crate::engine::tests::pair::{Pair, Setup};
 use crate::engine::tests::pingpong::waiting;
@@ -297,7 +297,7 @@ fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
     for staged in [false, true] {
         let (mut core, port, qps, now) = owing(|_| {});
         if staged {
-            core.pass(now, Work::Serve, false);
+            core.pass(now, Work::Serve, None);
         }
         for qp in qps {
             core.farewell(now, qp);
@@ -305,32 +305,38 @@ fn an_ack_leaves_though_the_network_was_full_when_its_queue_pair_went() {
         }
         assert_eq!(*port.took.lock(), []);
         port.is_full.store(false, Ordering::Relaxed);
-        core.pass(now, Work::Send, false);
+        core.pass(now, Work::Send, None);
         assert_eq!(*port.took.lock(), [Opcode::RC_ACK.as_u8(); 2], "staged before: {staged}");
     }
 }
 
 #[test]
-fn an_ack_waits_for_the_next_message_only_while_the_program_looks_all_the_time() {
-    for (work, steady, leaves) in [
-        (Work::Poll, true, false),
-        (Work::Send, true, false),
-        (Work::Poll, false, true),
-        (Work::Send, false, true),
-        (Work::Serve, true, true),
+fn an_ack_waits_for_the_next_message_only_while_the_program_will_look_again() {
+    let (looks, sleeps) = (Some(Habit::Looks), Some(Habit::Sleeps));
+    for (work, habit, leaves) in [
+        (Work::Poll, looks, false),
+        (Work::Send, looks, false),
+        (Work::Poll, sleeps, true),
+        (Work::Send, sleeps, false),
+        (Work::Poll, None, true),
+        (Work::Send, None, true),
+        (Work::Serve, looks, true),
     ] {
-        let ((engine, now), port) = (waiting(), Full::default());
+        let ((engine, now, due), port) = (waiting(), Full::default());
         let took = Arc::clone(&port.took);
         let mut core = Core::new(engine, Box::new(port), RxBatch::new(1, 1 << 16));
-        core.pass(now, work, steady);
+        let passed = core.pass(now, work, habit);
         let expected: &[u8] = if leaves { &[Opcode::RC_ACK.as_u8()] } else { &[] };
-        assert_eq!(*took.lock(), expected, "{work:?}, {steady}");
+        assert_eq!(*took.lock(), expected, "{work:?}, {habit:?}");
+        // Nobody is woken for it at once.
+        let next = if leaves { Instant::FAR_FUTURE } else { due + ACK_SLACK };
+        assert_eq!(passed.next, next, "{work:?}, {habit:?}");
     }
 }
 
 #[test]
 fn time_passes_while_the_network_takes_nothing() {
     let (mut core, _port, _qps, now) = owing(|c| c.ack_delay = Duration::ZERO);
-    core.pass(now, Work::Serve, false);
+    core.pass(now, Work::Serve, None);
     assert!(core.next_exact() > now, "called again and again at one instant");
 }

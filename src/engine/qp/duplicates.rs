@@ -25,7 +25,7 @@ impl Qp {
                 if !matches!(self.resp.ack, Ack::Nak(..)) {
                     self.resp.ack = Ack::Plain(self.resp.epsn.prev());
                     // Who asks again has waited too long.
-                    self.coalescing.hurry();
+                    self.coalescing.complain();
                 }
             }
             Operation::Read => self.duplicate_read(c, packet),

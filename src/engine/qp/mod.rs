@@ -165,6 +165,18 @@ pub(crate) struct Settings {
     pub(crate) peer_buffer: u32,
 }
 
+/// What has become of an ACK that waits for the peer's next message.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Waiting {
+    /// It goes on waiting, until then.
+    Until(Instant),
+    /// It is to be sent, if it has not left yet.
+    Over {
+        /// The message has not come in time.
+        late: bool,
+    },
+}
+
 /// What a turn at sending ended with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Turn {
@@ -397,10 +409,11 @@ impl Qp {
 
     /// Whether a plain ACK is to be sent, and does not wait for another message.
     pub(crate) fn has_plain_ack(&self) -> bool {
-        self.resp.has_plain_ack() && !self.coalescing.is_waiting()
+        let waits = |ack| matches!(ack, Ack::Plain(psn) if self.coalescing.is_waiting_at(psn));
+        self.resp.has_plain_ack() && !waits(self.resp.ack)
     }
 
-    /// A lone reply is about to leave: whether the ACK waits for another message.
+    /// One packet is about to leave by itself, a reply it seems: whether the ACK behind it waits for another message.
     fn coalesces(&mut self, c: &Common) -> bool {
         match self.resp.ack {
             Ack::Plain(psn) => self.coalescing.waits(c.now, psn, &c.config),
@@ -417,26 +430,23 @@ impl Qp {
         })
     }
 
-    /// What was on the list is looked at, because its time has come or because (`all`) nothing waits any more. Goes on
-    /// waiting until when? `None`: the ACK, if there is one, is to be sent.
-    pub(crate) fn end_wait(&mut self, now: Instant, all: bool) -> Option<Instant> {
+    /// What was on the list is looked at, because its time has come or because (`all`) nothing waits any more.
+    pub(crate) fn end_wait(&mut self, now: Instant, all: bool) -> Waiting {
         if !self.coalescing.listed {
-            return None;
+            return Waiting::Over { late: false };
         }
         if self.coalescing.is_waiting() && !all && self.coalescing.due() > now {
-            return Some(self.coalescing.due());
+            return Waiting::Until(self.coalescing.due());
         }
         self.coalescing.listed = false;
-        match self.resp.ack {
-            Ack::Plain(psn) if !all => self.coalescing.expire(psn),
-            _ => self.coalescing.hurry(),
-        }
-        None
-    }
-
-    /// Since when the ACK waits, or has waited.
-    pub(crate) fn waits_since(&self) -> Instant {
-        self.coalescing.since()
+        let late = match self.resp.ack {
+            Ack::Plain(psn) if self.coalescing.due() <= now => self.coalescing.expire(psn),
+            _ => {
+                self.coalescing.leave_early();
+                false
+            }
+        };
+        Waiting::Over { late }
     }
 
     /// What arrived is not acknowledged.

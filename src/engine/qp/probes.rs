@@ -9,7 +9,8 @@
 use crate::time::{Duration, Instant};
 use crate::wire::num::Psn;
 
-/// Packets that are timed at once. Those that find no place are not timed.
+/// Packets that are timed at once. One that finds no place takes that of the last: an ACK that answers many answers the
+/// newest of them (in a ping-pong whose ACKs are coalesced, all do).
 const MOST: usize = 8;
 
 /// Packets under way that asked for an ACK, oldest first.
@@ -27,10 +28,8 @@ impl Probes {
 
     /// A packet that was never sent before leaves and asks for an ACK.
     pub(super) fn add(&mut self, end: Psn, now: Instant) {
-        if self.len < MOST {
-            self.sent[(self.first + self.len) % MOST] = (end, now);
-            self.len += 1;
-        }
+        self.len = (self.len + 1).min(MOST);
+        self.sent[(self.first + self.len - 1) % MOST] = (end, now);
     }
 
     /// Everything before `upto` is acknowledged: the time of its last packet, if that was timed.
@@ -68,8 +67,9 @@ mod tests {
         assert_eq!(probes.acknowledge(psn(8), at(21)), None, "once");
         assert_eq!(probes.acknowledge(psn(33), at(21)), None, "the ACK of a later packet");
         assert_eq!(probes.acknowledge(psn(40), at(30)), Some(us(25)));
-        assert_eq!(probes.acknowledge(psn(64), at(30)), Some(us(22)), "the last of three");
-        assert_eq!(probes.acknowledge(psn(96), at(31)), None, "eight at once");
+        assert_eq!(probes.acknowledge(psn(56), at(30)), Some(us(23)), "the last of two");
+        assert_eq!(probes.acknowledge(psn(88), at(30)), None, "eight at once");
+        assert_eq!(probes.acknowledge(psn(96), at(31)), Some(us(19)), "the newest among them");
         probes.add(psn(100), at(40));
         assert_eq!(probes.acknowledge(psn(100), at(42)), Some(us(2)));
     }

@@ -664,22 +664,53 @@ fn a_beat_is_steady_after_some_and_for_a_while() {
 }
 
 #[test]
-fn a_program_polls_all_the_time_after_some_polls_until_it_stops() {
+fn a_program_has_a_habit_after_some_passes_until_it_stops() {
     let (at, end) = (Instant::from_nanos, Instant::FAR_FUTURE);
     for (config, counts) in [(hybrid(), true), (manual(), false)] {
-        let progress = Progress::new(config);
-        let polls = |n| (0..n).for_each(|_| progress.note_pass(By::Poll, at(1_000), end));
-        polls(STEADY - 1);
-        assert!(!progress.is_polled(at(1_000)));
-        polls(1);
-        assert_eq!(progress.is_polled(at(50_999)), counts);
-        // Inside a pass too: what counts is when the one before was.
-        let inside = progress.begin_pass();
-        assert!(!progress.is_polled(at(51_000)));
-        drop(inside);
-        progress.hand_over();
-        assert!(!progress.is_polled(at(1_000)));
+        for (by, sleeps, habit) in [
+            (By::Poll, false, Habit::Looks),
+            (By::Poll, true, Habit::Looks),
+            (By::Wait, false, Habit::Looks),
+            (By::Wait, true, Habit::Sleeps),
+        ] {
+            let progress = Progress::new(config);
+            progress.sleeps.store(sleeps, Ordering::Relaxed);
+            let pass = |n| (0..n).for_each(|_| progress.note_pass(by, at(1_000), end));
+            pass(STEADY - 1);
+            assert_eq!(progress.habit(at(1_000)), None);
+            pass(1);
+            assert_eq!(progress.habit(at(50_999)), counts.then_some(habit));
+            // Inside a pass too: what counts is when the one before was.
+            let inside = progress.begin_pass();
+            assert_eq!(progress.habit(at(51_000)), None);
+            drop(inside);
+            progress.hand_over();
+            assert_eq!(progress.habit(at(1_000)), None);
+        }
     }
+}
+
+#[test]
+fn whoever_waits_in_vain_for_a_while_sleeps() {
+    let config = ProgressConfig { fresh: EVER, ..sleepy(hybrid()) };
+    let nic = Nic::start(config);
+    let waits = |n| (0..n).for_each(|_| nic.progress.note_pass(By::Wait, nic.now(), nic.now()));
+    waits(STEADY);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            nic.until("a wait in vain", || {
+                nic.progress.stats().stand_bys + nic.progress.stats().watches > 0
+            });
+            nic.until("the waiter", || nic.progress.habit(nic.now()) == Some(Habit::Sleeps));
+            nic.send(0);
+        });
+        assert!(nic.wait(0));
+    });
+    assert_eq!(nic.progress.habit(nic.now()), Some(Habit::Sleeps));
+    // What comes before that is waited for by looking.
+    nic.send(1);
+    assert!(nic.wait(1));
+    assert_eq!(nic.progress.habit(nic.now()), Some(Habit::Looks));
 }
 
 /// Everything at once: each of several threads polls, waits, posts and hands over by turns, a peer sends,

@@ -11,7 +11,7 @@ use softroce::verbs::{
 
 use crate::perf::control::{Control, Go, Offer, PATIENCE};
 use crate::perf::{Failure, Result, now};
-use crate::raw::{RawPing, RawPong, RawRx, RawTx, Record, Sample, Shape};
+use crate::raw::{RAW_PATIENCE, RawPing, RawPong, RawRx, RawTx, Record, Sample, Shape};
 
 /// How often a run looks at whether to go on.
 pub(super) const LOOK: Duration = Duration::from_millis(1);
@@ -204,10 +204,10 @@ impl Objects {
         Ok((n, receives))
     }
 
-    /// Sleeps until something completes; not for long.
+    /// Sleeps until something completes; not for longer than the baseline does.
     fn sleep(&self) -> Result<()> {
         let Some(channel) = &self.channel else { return Ok(()) };
-        match channel.wait(LOOK) {
+        match channel.wait(RAW_PATIENCE) {
             Ok(_) | Err(Error::Timeout) => Ok(()),
             Err(e) => Err(e.into()),
         }
@@ -359,18 +359,19 @@ impl Player for EnginePing {
     fn run(&mut self, go_on: &mut dyn FnMut() -> bool) -> Result<Sample> {
         let mut record = Record::new(2);
         let until = now() + PATIENCE;
-        let mut since = now();
         if self.first {
             while go_on() {
+                // As the baseline does it: what the run itself costs is not part of a round.
+                let since = now();
                 self.play()?;
                 // A round that was begun is finished, so that the next run begins with a clean table.
                 if !self.hear(&mut || now() < until)? {
                     return Err(Failure::run("the other process does not answer"));
                 }
                 record.step(since, 2, false);
-                since = now();
             }
         } else {
+            let mut since = now();
             while self.hear(go_on)? {
                 self.play()?;
                 record.step(since, 1, false);
