@@ -315,12 +315,18 @@ impl Engine {
     /// ([`QpHandle::as_u64`]). Call until `None`, or again after the network has taken some.
     ///
     /// `buf` must hold the largest packet; 64 KiB is what the kernel takes at once.
+    #[inline]
     pub fn poll_transmit(
         &mut self,
         now: Instant,
         acks: Acks,
         buf: &mut [u8],
     ) -> Option<(Transmit, u64)> {
+        // Most calls are the last of a pass.
+        if self.may_transmit(now, acks) { self.transmit(now, acks, buf) } else { None }
+    }
+
+    fn transmit(&mut self, now: Instant, acks: Acks, buf: &mut [u8]) -> Option<(Transmit, u64)> {
         self.common.now = now;
         // Held long enough, or not to be held.
         let at_once = self.common.config.ack_delay.is_zero();
