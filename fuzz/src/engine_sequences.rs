@@ -2,7 +2,8 @@
 //!
 //! Four connections of all types between two engines, in virtual time. Each byte is a step, the ones behind it
 //! its arguments; what is missing at the end is 0. Requests and receives are posted, packets lost, doubled and
-//! delayed, queue pairs drained, failed, reset, destroyed and made anew, memory deregistered, in any order.
+//! delayed, ACKs held back and coalesced, queue pairs drained, failed, reset, destroyed and made anew, memory
+//! deregistered, in any order.
 //! Then the faults stop. Every request completes once and in order, memory that was not lent stays as it was,
 //! everything ends in a time that follows from the timeouts, and what room requests had in flow control is
 //! there for new connections.
@@ -101,6 +102,8 @@ struct World {
     wire: BTreeMap<(Instant, u64), (usize, RxMeta, Vec<u8>)>,
     sent: u64,
     fates: VecDeque<Fate>,
+    /// How their drivers treat ACKs.
+    acks: [Acks; 2],
     shows_idents: bool,
     next_id: u64,
     buf: Vec<u8>,
@@ -202,6 +205,7 @@ impl World {
             wire: BTreeMap::new(),
             sent: 0,
             fates: VecDeque::new(),
+            acks: [Acks::Send; 2],
             shows_idents: false,
             next_id: 0,
             buf: vec![0; 1 << 16],
@@ -244,6 +248,14 @@ impl World {
             12 => self.destroy(side, connection),
             13 => self.renew(connection),
             14 => self.lend(side),
+            _ if side == 1 => {
+                // What the program of one of them does: it sees to others, looks all the time, or has got a message.
+                self.acks[usize::from(op >> 7)] = match op >> 5 & 3 {
+                    0 => Acks::Send,
+                    1 => Acks::Hold,
+                    _ => Acks::Coalesce,
+                };
+            }
             _ => {
                 // To the next thing that happens by itself.
                 if let Some(at) = self.next() {
@@ -480,7 +492,7 @@ impl World {
             for n in 0.. {
                 assert!(n < MANY, "it sends for ever");
                 let side = &mut self.sides[from];
-                let sent = side.engine.poll_transmit(self.now, Acks::Send, &mut self.buf);
+                let sent = side.engine.poll_transmit(self.now, self.acks[from], &mut self.buf);
                 let Some((transmit, _)) = sent else {
                     while side.engine.poll_event().is_some() {}
                     break;

@@ -283,16 +283,12 @@ impl Core {
     }
 
     fn tell_event(&mut self, event: AsyncEvent) {
-        let owner = match event {
-            AsyncEvent::CqErr { cq } => self.cq_owners.get(&cq),
-            AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq } => self.srq_owners.get(&srq),
-            AsyncEvent::QpFatal { qpn }
-            | AsyncEvent::QpReqErr { qpn }
-            | AsyncEvent::QpAccessErr { qpn }
-            | AsyncEvent::CommEst { qpn }
-            | AsyncEvent::SqDrained { qpn }
-            | AsyncEvent::LastWqe { qpn }
-            | AsyncEvent::PathMig { qpn } => self.owners.get(&qpn),
+        let owner = match (event, event.qpn()) {
+            (_, Some(qpn)) => self.owners.get(&qpn),
+            (AsyncEvent::CqErr { cq }, _) => self.cq_owners.get(&cq),
+            (AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq }, _) => {
+                self.srq_owners.get(&srq)
+            }
             _ => {
                 let queues = self.openers.iter().filter_map(Weak::upgrade);
                 let lost = queues.filter(|queue| !queue.push(event)).count();
@@ -384,14 +380,7 @@ impl Core {
                 self.engine.fail_cq(now, cq)
             }
             AsyncEvent::QpFatal { qpn } => self.engine.fail_qp(now, qpn),
-            AsyncEvent::QpReqErr { qpn }
-            | AsyncEvent::QpAccessErr { qpn }
-            | AsyncEvent::CommEst { qpn }
-            | AsyncEvent::SqDrained { qpn }
-            | AsyncEvent::LastWqe { qpn }
-            | AsyncEvent::PathMig { qpn }
-                if !self.owners.contains_key(&qpn) =>
-            {
+            event if event.qpn().is_some_and(|qpn| !self.owners.contains_key(&qpn)) => {
                 Err(gone("such queue pair"))
             }
             AsyncEvent::SrqErr { srq } | AsyncEvent::SrqLimit { srq }

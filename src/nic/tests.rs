@@ -335,6 +335,15 @@ fn an_ack_waits_for_the_next_message_only_while_the_program_will_look_again() {
 }
 
 #[test]
+fn nobody_is_woken_for_an_ack_that_waits_at_a_port_that_failed() {
+    let (engine, now, _) = waiting();
+    let mut core = Core::new(engine, Box::new(Full::default()), RxBatch::new(1, 1 << 16));
+    core.halt();
+    let passed = core.pass(now, Work::Serve, None);
+    assert_eq!((passed.progress, passed.next), (false, Instant::FAR_FUTURE));
+}
+
+#[test]
 fn time_passes_while_the_network_takes_nothing() {
     let (mut core, _port, _qps, now) = owing(|c| c.ack_delay = Duration::ZERO);
     core.pass(now, Work::Serve, None);

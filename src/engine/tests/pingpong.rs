@@ -126,7 +126,7 @@ fn replies_leave_alone_once_the_peer_has_shown_that_it_goes_on() {
     let mut game = Players::new(8);
     assert_eq!(game.until_alone(), FIRST_TRY);
     let with_ack: Vec<_> = (1..64).filter(|_| !game.round()).collect();
-    assert_eq!(with_ack, [31, 63]);
+    assert_eq!(with_ack, [7, 15, 23, 31, 39, 47, 55, 63]);
     assert_eq!(game.finish(), 0);
 }
 
@@ -316,7 +316,7 @@ fn rounds_that_take_longer_than_an_ack_waits_are_acknowledged_all_the_same() {
         for _ in 0..200 {
             game.p.now += Duration::from_nanos(500);
             game.round();
-            assert!(game.sent[0] - game.done[0] < 32 + 8, "delay {delay}");
+            assert!(game.sent[0] - game.done[0] <= 8 + 8, "delay {delay}");
         }
         assert_eq!(game.finish(), 0);
     }
@@ -324,6 +324,7 @@ fn rounds_that_take_longer_than_an_ack_waits_are_acknowledged_all_the_same() {
 
 #[test]
 fn a_bad_network_keeps_nobody_from_being_acknowledged() {
+    let mut repeated = 0;
     for seed in 0..4 {
         let mut game = Players::with(8, &Setup { timeout: 6, ..Setup::default() });
         // One packet in 10 crosses it: where hardly any run is undisturbed, no ACK is made to wait.
@@ -340,6 +341,7 @@ fn a_bad_network_keeps_nobody_from_being_acknowledged() {
         }
         let acks = game.acks();
         assert!(acks < 1500, "{acks} for 2000 messages: hardly any waited");
-        assert!(game.finish() > 5);
+        repeated += game.finish();
     }
+    assert!(repeated > 5, "{repeated}");
 }
